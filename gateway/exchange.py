@@ -1,0 +1,103 @@
+"""One request's life: claim, decide, forward, settle. This module *is* the protocol; it owns the ports it needs."""
+
+from collections.abc import Callable
+from typing import Protocol
+
+from gateway.model import (
+    ClaimOutcome,
+    ClaimRequest,
+    Completed,
+    Headers,
+    Lease,
+    ReplyHead,
+    SettleOutcome,
+    SettleRequest,
+    StoredReply,
+    Unavailable,
+    UpstreamFailure,
+)
+
+# ---- ports ------------------------------------------------------------------------------------------------------
+# Adapters call back from the event loop; every callback comes exactly once unless it says otherwise.
+
+
+class Store(Protocol):
+    """The lease protocol with PostgreSQL. No method blocks, awaits or raises; each answers by its callback."""
+
+    def claim(self, request: ClaimRequest, done: Callable[[ClaimOutcome], None]) -> None:
+        """Ask for the lease, for at most `store.timeout`, then `Unavailable`.
+
+        Repeats with the same claim id are safe. On Acquired the lease is renewed until it is settled, abandoned
+        or lost. After `Unavailable` the caller must `abandon` or `adopt`; the store does neither by itself.
+        """
+
+    def settle(self, request: SettleRequest, done: Callable[[SettleOutcome], None]) -> None:
+        """Write the settlement, however long it takes: `done` comes only with the store's definite answer.
+
+        Renewal of the lease goes on until then. Memory is bounded by degrading replies to tombstones.
+        """
+
+    def abandon(self, request: ClaimRequest) -> None:
+        """Give up a claim that never forwarded, held or of unknown fate: repeated until answered; stops renewal."""
+
+    def adopt(self, request: ClaimRequest, settle: SettleRequest, done: Callable[[SettleOutcome], None]) -> None:
+        """For a request forwarded without an acknowledged claim (`on_store_failure: forward`): when the store
+        returns, claim with the same id, then settle; LOST if another has the record by then."""
+
+    def reply(
+        self, record_id: bytes, completed: Completed, done: Callable[[StoredReply | Unavailable | None], None]
+    ) -> None:
+        """Fetch a stored reply, for at most `store.timeout`. None: the record is there, its reply is not kept."""
+
+    def look(self, record_id: bytes, done: Callable[[Completed | Unavailable | None], None]) -> None:
+        """Read whether a record is completed (for a holder that lost its lease). None: it is not."""
+
+
+class BodyStream(Protocol):
+    """The rest of a reply that is relayed as it comes. The upstream is paused between reads."""
+
+    async def read(self) -> bytes:
+        """Return the next piece, b"" at the complete end. Raises `ConnectionError` when the upstream broke off."""
+
+    def abort(self) -> None:
+        """Close the upstream connection; idempotent."""
+
+
+class Receiver(Protocol):
+    """Who sent a request upstream. Exactly one of `on_reply`, `on_stream` and `on_failure` is called, once."""
+
+    def may_send(self) -> bool:
+        """Asked in the same callback as the first write, with nothing in between. False: NotTrusted."""
+
+    def on_reply(self, head: ReplyHead, body: bytes) -> None:
+        """The complete answer, within the limit."""
+
+    def on_stream(self, head: ReplyHead, stream: BodyStream) -> None:
+        """The final head has come and the body will not be buffered: an event stream, declared larger than the
+        limit, or grown past it (what was buffered is the first piece of `stream`)."""
+
+    def on_failure(self, failure: UpstreamFailure) -> None:
+        """There is no complete answer and none will come."""
+
+
+class Sending(Protocol):
+    """A request under way."""
+
+    @property
+    def sent(self) -> bool:
+        """Whether any byte was handed to a transport."""
+
+    def abort(self) -> None:
+        """Close the connection or leave the queue. No callback comes afterwards."""
+
+
+class Upstream(Protocol):
+    """One upstream service over HTTP/1.1. Nothing is ever sent twice by itself."""
+
+    def send(
+        self, method: bytes, target: bytes, headers: Headers, body: bytes, limit_bytes: int, receiver: Receiver
+    ) -> Sending:
+        """Send one buffered request; `headers` go out as given, framing is added here."""
+
+
+__all__ = ["BodyStream", "Lease", "Receiver", "Sending", "Store", "Upstream"]

