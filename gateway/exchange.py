@@ -7,7 +7,6 @@ from gateway.model import (
     ClaimOutcome,
     ClaimRequest,
     Completed,
-    Headers,
     Lease,
     ReplyHead,
     SettleOutcome,
@@ -94,10 +93,13 @@ class Sending(Protocol):
 class Upstream(Protocol):
     """One upstream service over HTTP/1.1. Nothing is ever sent twice by itself."""
 
-    def send(
-        self, method: bytes, target: bytes, headers: Headers, body: bytes, limit_bytes: int, receiver: Receiver
-    ) -> Sending:
-        """Send one buffered request; `headers` go out as given, framing is added here."""
+    def send(self, head: bytes, body: bytes, limit_bytes: int, receiver: Receiver) -> Sending:
+        """Send one buffered request.
+
+        `head` is request line and header lines as they go out, each ended by CRLF, without a framing header and
+        without the empty line: the adapter adds `Content-Length` and that line. The reply is buffered up to
+        `limit_bytes` of body. No callback comes before `send` has returned.
+        """
 
 
 __all__ = ["BodyStream", "Lease", "Receiver", "Sending", "Store", "Upstream"]
