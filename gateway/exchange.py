@@ -41,7 +41,8 @@ class Store(Protocol):
 
     def adopt(self, request: ClaimRequest, settle: SettleRequest, done: Callable[[SettleOutcome], None]) -> None:
         """For a request forwarded without an acknowledged claim (`on_store_failure: forward`): when the store
-        returns, claim with the same id, then settle; LOST if another has the record by then."""
+        returns, claim with the same id, then settle; LOST if another has the record by then.
+        """
 
     def reply(
         self, record_id: bytes, completed: Completed, done: Callable[[StoredReply | Unavailable | None], None]
@@ -73,7 +74,8 @@ class Receiver(Protocol):
 
     def on_stream(self, head: ReplyHead, stream: BodyStream) -> None:
         """The final head has come and the body will not be buffered: an event stream, declared larger than the
-        limit, or grown past it (what was buffered is the first piece of `stream`)."""
+        limit, or grown past it (what was buffered is the first piece of `stream`).
+        """
 
     def on_failure(self, failure: UpstreamFailure) -> None:
         """There is no complete answer and none will come."""

@@ -5,7 +5,7 @@ Durations are whole milliseconds (`_ms`), instants of the boot-time clock are se
 instants are Unix seconds (`_unix`).
 """
 
-import datetime
+import datetime as dt
 import enum
 import uuid
 
@@ -144,7 +144,7 @@ class Completed(msgspec.Struct, frozen=True):
 
     status: int
     claim_id: uuid.UUID
-    reply_on: datetime.date | None
+    reply_on: dt.date | None
     keeps_ms: int
     first_seen_unix: float
     fingerprint: Fingerprint
