@@ -195,10 +195,7 @@ def state_diagram() -> str:
         return "[*]" if state is None else state.value
 
     arrows = "\n".join(f"    {name(t.source)} --> {name(t.target)}: {t.event}" for t in TRANSITIONS)
-    rows = "\n".join(
-        f"| {name(t.source) if t.source else 'none'} | {t.event} | {name(t.target) if t.target else 'none'} | {t.condition} |"
-        for t in TRANSITIONS
-    )
+    rows = "\n".join(f"| {name(t.source)} | {t.event} | {name(t.target)} | {t.condition} |" for t in TRANSITIONS)
     return (
         "# States of a record\n\n"
         "Generated from `TRANSITIONS` in `gateway/decision.py` by `make docs`; a test keeps it current\n"

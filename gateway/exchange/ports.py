@@ -1,4 +1,7 @@
-"""One request's life: claim, decide, forward, settle. This module *is* the protocol; it owns the ports it needs."""
+"""The ports of an exchange: what it needs of a store, of an upstream and of an observer. No code.
+
+Adapters call back from the event loop; every callback comes exactly once unless it says otherwise.
+"""
 
 from collections.abc import Callable
 from typing import Protocol
@@ -7,21 +10,22 @@ from gateway.model import (
     ClaimOutcome,
     ClaimRequest,
     Completed,
-    Lease,
     ReplyHead,
     SettleOutcome,
     SettleRequest,
     StoredReply,
+    TookOver,
     Unavailable,
     UpstreamFailure,
 )
 
-# ---- ports ------------------------------------------------------------------------------------------------------
-# Adapters call back from the event loop; every callback comes exactly once unless it says otherwise.
-
 
 class Store(Protocol):
     """The lease protocol with PostgreSQL. No method blocks, awaits or raises; each answers by its callback."""
+
+    @property
+    def epoch(self) -> int:
+        """The store's epoch as last read: when it changes, cached replies are void."""
 
     def claim(self, request: ClaimRequest, done: Callable[[ClaimOutcome], None]) -> None:
         """Ask for the lease, for at most `store.timeout`, then `Unavailable`.
@@ -104,4 +108,23 @@ class Upstream(Protocol):
         """
 
 
-__all__ = ["BodyStream", "Lease", "Receiver", "Sending", "Store", "Upstream"]
+class Observer(Protocol):
+    """What happens, for metrics and the log. Calls are cheap and never raise. `route` is a route's name."""
+
+    def settled(self, route: str, settlement: str, reason: str) -> None:
+        """The store answered a settlement definitely: `complete`, `tombstone`, `release` or `hold`."""
+
+    def took_over(self, route: str, cause: TookOver) -> None:
+        """A claim took a record over; `expired` means that it runs again."""
+
+    def upstream_answered(self, upstream: str, status: int, seconds: float) -> None:
+        """A final head came, `seconds` after sending began."""
+
+    def replayed(self, route: str, source: str) -> None:
+        """A stored reply answered: from the `process` or from the `store`."""
+
+    def late_reply(self, route: str) -> None:
+        """A holder that had lost its lease got its answer; the store refused it."""
+
+    def event(self, name: str, **facts: str | int | float | None) -> None:
+        """Something rare and interesting, as evidence: no key, no scope, no body among the facts."""
