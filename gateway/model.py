@@ -14,6 +14,9 @@ import msgspec
 Headers = list[tuple[bytes, bytes]]
 """Header lines as received: order, case, repetition and bytes kept."""
 
+Fields = dict[bytes, bytes | list[bytes]]
+"""The same by lower-case name, for looking: one line's value, or the list of values of a repeated line."""
+
 
 class State(enum.Enum):
     """States of a record, by the names PostgreSQL stores."""
