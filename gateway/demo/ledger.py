@@ -79,8 +79,9 @@ class Fault(msgspec.Struct, frozen=True):
 
     @property
     def writes(self) -> bool:
-        """Whether the transfer is written: always, but for an error that was not told to commit."""
-        return self.status is None or self.status < 400 or self.commit
+        """Whether the transfer is written: always, but for an error without a word about a commit."""
+        near_commit = self.commit or self.die_before_commit or self.die_after_commit or self.close_after_commit
+        return self.status is None or self.status < 400 or near_commit
 
 
 def parse_fault(text: str) -> Fault | str:
@@ -203,7 +204,8 @@ async def serve(dsn: str, host: str, port: int, schema: str) -> None:
         try:
             await web.TCPSite(runner, host, port).start()
         except OSError as error:
-            _end(1, f"ledger: cannot listen on {host}:{port} ({error.strerror}); free it or give another --port.")
+            why = os.strerror(error.errno or 0).lower()
+            _end(1, f"ledger: cannot listen on {host}:{port} ({why}); free it or give another --port.")
         stopped = asyncio.Event()
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, stopped.set)
