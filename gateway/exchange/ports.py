@@ -126,5 +126,5 @@ class Observer(Protocol):
     def late_reply(self, route: str) -> None:
         """A holder that had lost its lease got its answer; the store refused it."""
 
-    def event(self, name: str, **facts: str | int | float | None) -> None:
+    def event(self, name: str, **facts: str | float | None) -> None:
         """Something rare and interesting, as evidence: no key, no scope, no body among the facts."""

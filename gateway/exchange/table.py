@@ -1,0 +1,76 @@
+"""The table of the exchanges that run in this process, at most one for a record, and what it answers by itself."""
+
+import asyncio
+
+from gateway.exchange.context import Answer, Call, Context
+from gateway.exchange.exchange import Exchange
+from gateway.exchange.replies import CachedReply
+from gateway.model import Outcome
+
+
+class Exchanges:
+    """Begins, times and ends the exchanges of a process."""
+
+    def __init__(self, context: Context) -> None:
+        self.running: dict[bytes, Exchange] = {}
+        self._context = context
+        self._loop = asyncio.get_running_loop()
+
+    def begin(self, call: Call) -> "Answer | asyncio.Future[Answer]":
+        """Answer from what this process knows, or start an exchange and return the future of its answer."""
+        context = self._context
+        record_id = call.identity.record_id
+        running = self.running.get(record_id)
+        if running is not None and not running.lost:
+            return self._beside(call, running)
+        cached = context.replies.get(record_id, context.boot_clock(), context.store.epoch)
+        if cached is not None:
+            answer = self._from_cache(call, cached)
+            if answer is not None:
+                return answer
+        if context.draining:
+            return context.problem(call, Outcome.REFUSED, "draining", retry_after=1)
+        if len(self.running) >= context.limits.in_flight:
+            return context.problem(call, Outcome.REFUSED, "over-capacity", retry_after=1)
+        exchange = Exchange(context, call, self._loop.create_future(), self._finished)
+        self.running[record_id] = exchange
+        exchange.claim()
+        return exchange.answer
+
+    def sweep(self) -> None:
+        """End what has run out of time. Called a few times a second; no exchange has a timer of its own."""
+        now = self._context.boot_clock()
+        for exchange in list(self.running.values()):
+            exchange.tick(now)
+
+    def stop_unfinished(self) -> None:
+        """End of a drain: what was forwarded is written in doubt, what was not is abandoned; nothing new begins."""
+        self._context.draining = True
+        for exchange in list(self.running.values()):
+            exchange.stop()
+
+    def _finished(self, exchange: Exchange) -> None:
+        record_id = exchange.call.identity.record_id
+        if self.running.get(record_id) is exchange:
+            del self.running[record_id]
+
+    def _beside(self, call: Call, running: Exchange) -> Answer:
+        """Answer a request that meets a running exchange of this process: no round trip is needed to know it."""
+        context = self._context
+        content, theirs = call.content, running.call.content
+        if content.raw_digest != theirs.raw_digest and (
+            content.fingerprint_like(running.fingerprint) != running.fingerprint
+        ):
+            return context.mismatch(call, running.began_unix, None)
+        elapsed = context.boot_clock() - running.began
+        remaining = running.call.policy.upstream_timeout_ms / 1000 - elapsed
+        return context.outstanding(call, elapsed, remaining, running.began_unix)
+
+    def _from_cache(self, call: Call, cached: CachedReply) -> Answer | None:
+        if call.content.raw_digest != cached.raw_digest:
+            own = call.content.fingerprint()
+            if own.recipe != cached.fingerprint.recipe:
+                return None
+            if own != cached.fingerprint:
+                return self._context.mismatch(call, cached.first_seen_unix, cached.status)
+        return self._context.replay(call, cached, "process")
