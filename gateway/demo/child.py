@@ -6,12 +6,15 @@ Its output goes to a file, so that nobody has to drain a pipe and the last words
 import os
 import re
 import signal
+import socket
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
+
+_Found = TypeVar("_Found")
 
 
 class ChildFailedError(Exception):
@@ -46,11 +49,26 @@ class Child:
 
     def wait_until(self, says: str, within_seconds: float = 30.0) -> re.Match[str]:
         """Wait until its output matches the pattern `says`. Raises ChildFailedError if it ends or time runs out."""
+        return self._wait(lambda: re.search(says, self.output()), within_seconds)
+
+    def wait_until_listening(self, host: str, port: int, within_seconds: float = 30.0) -> None:
+        """Wait until it accepts connections. Raises ChildFailedError if it ends or time runs out."""
+
+        def accepts() -> bool | None:
+            try:
+                socket.create_connection((host, port), timeout=1).close()
+            except OSError:
+                return None
+            return True
+
+        self._wait(accepts, within_seconds)
+
+    def _wait(self, ready: Callable[[], _Found | None], within_seconds: float) -> _Found:
         deadline = time.monotonic() + within_seconds
         while True:
             ended = self.process.poll() is not None
-            if match := re.search(says, self.output()):
-                return match
+            if (found := ready()) is not None:
+                return found
             if ended or time.monotonic() > deadline:
                 why = f"ended with {self.process.returncode}" if ended else f"was not ready in {within_seconds:.0f} s"
                 last_words = "\n".join(self.output().splitlines()[-8:])
