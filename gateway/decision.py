@@ -10,6 +10,7 @@ from typing import Literal, assert_never
 
 import msgspec
 
+from gateway.config import OnStoreFailure
 from gateway.model import (
     Acquired,
     ClaimOutcome,
@@ -67,7 +68,7 @@ class Refuse(msgspec.Struct, frozen=True):
 Action = Forward | ForwardUnprotected | Replay | ClaimAgain | Refuse
 
 
-def decide(outcome: ClaimOutcome, on_store_failure: Literal["reject", "forward"]) -> Action:
+def decide(outcome: ClaimOutcome, on_store_failure: OnStoreFailure) -> Action:
     """Return what a claim's outcome asks for."""
     match outcome:
         case Acquired(lease, attempt, took_over):
@@ -85,7 +86,7 @@ def decide(outcome: ClaimOutcome, on_store_failure: Literal["reject", "forward"]
         case OtherRecipe(fingerprint):
             return ClaimAgain(fingerprint)
         case Unavailable():
-            return ForwardUnprotected() if on_store_failure == "forward" else Refuse("store-unavailable")
+            return ForwardUnprotected() if on_store_failure is OnStoreFailure.FORWARD else Refuse("store-unavailable")
         case _:
             assert_never(outcome)
 

@@ -46,8 +46,8 @@ class Call(msgspec.Struct, frozen=True):
 class Answer(msgspec.Struct):
     """What the client gets, with the facts that its log line and counters want.
 
-    `head`: status line and header lines without framing. The content is `stream` if there is one, else `body`.
-    `source` says where a replay came from.
+    `head`: status line and header lines without framing. The content is `stream` if there is one, else `body`;
+    `length` is a stream's declared `Content-Length`. `source` says where a replay came from.
     """
 
     outcome: Outcome
@@ -55,6 +55,7 @@ class Answer(msgspec.Struct):
     head: bytes
     body: bytes = b""
     stream: BodyStream | None = None
+    length: bytes | None = None
     reason: str = ""
     record: str = ""
     attempt: int = 0
@@ -137,7 +138,7 @@ class Context:
         marks = wire.marks(
             Outcome.REPLAYED,
             record=call.identity.record,
-            request_id=call.request_id,
+            request_id=None if wire.has_request_id(reply.head) else call.request_id,
             expires_unix=reply.expires_unix,
             now_unix=self.wall_clock(),
         )

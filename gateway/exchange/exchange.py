@@ -399,8 +399,10 @@ class Exchange:
             record=call.identity.record,
             request_id=None if lines.request_id is not None else call.request_id,
             expires_unix=expires_unix,
+            now_unix=None if lines.dated else context.wall_clock(),
         )
-        return self._with_facts(Answer(outcome, status, lines.live + marks, body, self._stream, reason))
+        answer = Answer(outcome, status, lines.live + marks, body, self._stream, lines.length, reason)
+        return self._with_facts(answer)
 
     def _failed(self, outcome: Outcome, code: str, **members: object) -> Answer:
         return self._with_facts(self._context.problem(self.call, outcome, code, **members))

@@ -1,0 +1,426 @@
+"""From a request to its answer: match, identify, read, and hand over to an exchange, or relay without protection.
+
+One pass over the received lines; what was matched, identified and digested is what is forwarded (invariant 6).
+"""
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import cast
+
+import msgspec
+
+from gateway import fingerprint, wire
+from gateway.config import Config, ForwardKey, OnMissingKey
+from gateway.errors import UpstreamFailed
+from gateway.exchange import Answer, Call, Context, Exchanges
+from gateway.identity import Refusal, identify
+from gateway.log import Log, RequestLine
+from gateway.metrics import Metrics, code_class
+from gateway.model import Fields, Headers, NeverSent, Outcome
+from gateway.routes import Ambiguous, NoRoute, Pass, Protect, Route, RouteTable
+from gateway.server.listener import Answerable, Gone, Inbound, LineTooLong, Ready
+from gateway.upstream import HttpUpstream
+
+_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+_HTTP_11 = (1, 1)
+
+
+class _Request(msgspec.Struct):
+    """What the steps of one request share."""
+
+    inbound: Inbound
+    method: bytes
+    target: bytes
+    headers: Headers
+    seen: Fields
+    request_id: str
+    began: float
+    keep_alive: bool
+    http11: bool
+
+
+class _Forwarding(msgspec.Struct, frozen=True):
+    """How requests are written to one upstream."""
+
+    client: HttpUpstream
+    host: bytes | None
+
+
+class Handler:
+    """Answers every request of the data listener."""
+
+    def __init__(
+        self,
+        *,
+        config: Config,
+        routes: RouteTable,
+        exchanges: Exchanges,
+        context: Context,
+        upstreams: Mapping[str, HttpUpstream],
+        metrics: Metrics,
+        log: Log,
+        clock: Callable[[], float],
+    ) -> None:
+        self.active = 0
+        self._config = config
+        self._routes = routes
+        self._exchanges = exchanges
+        self._context = context
+        self._metrics = metrics
+        self._log = log
+        self._clock = clock
+        self._forwarding = {name: _Forwarding(client, _host_of(config, name)) for name, client in upstreams.items()}
+        self._recipes = {route.name: fingerprint.Recipe(route.policy.fingerprint) for route in config.routes.values()}
+        self._guards = {
+            route.name: wire.guarded(
+                route.policy.key.header,
+                [part.header for part in route.policy.scope],
+                route.policy.fingerprint.headers,
+            )
+            for route in config.routes.values()
+        }
+        self._body_timeout = config.limits.body_timeout_ms / 1000
+        self._head_limit = config.limits.head_size_bytes
+        self._buffer_limit = config.limits.buffer_memory_bytes
+        self._type_base = config.problems.type_base
+        self._id_prefix = secrets.token_hex(5)
+        self._id_count = 0
+
+    async def __call__(self, inbound: Inbound) -> Answerable:
+        """Answer one request."""
+        self.active += 1
+        try:
+            return await self._answer(inbound)
+        finally:
+            self.active -= 1
+
+    async def _answer(self, inbound: Inbound) -> Answerable:
+        message = inbound.message
+        headers = cast("Headers", message.raw_headers)
+        seen = wire.fields(headers)
+        self._id_count += 1
+        request_id = wire.request_id(seen, inbound.connection.peer, f"{self._id_prefix}{self._id_count:07x}")
+        request = _Request(
+            inbound=inbound,
+            method=message.method.encode("latin-1"),
+            target=message.path.encode("utf-8", "surrogateescape"),
+            headers=headers,
+            seen=seen,
+            request_id=request_id,
+            began=self._clock(),
+            keep_alive=not message.should_close,
+            http11=message.version == _HTTP_11,
+        )
+        if sum([len(name) + len(value) + 4 for name, value in headers]) + len(request.target) > self._head_limit:
+            return self._problem(request, "head-too-large", limit_bytes=self._head_limit)
+        target = wire.origin_form(request.method, request.target)
+        fault = wire.fault(request.method, request.target, headers, seen, http11=request.http11)
+        if fault is not None or target is None:
+            return self._problem(request, "request-invalid", reason=fault)
+        request.target = target
+        if self._context.draining:
+            return self._problem(request, "draining")
+        matched = self._routes.match(message.method, cast("bytes | None", seen.get(b"host")), target, seen)
+        match matched:
+            case Protect(route):
+                return await self._protect(request, route)
+            case Pass(upstream):
+                return await self._relay(request, upstream)
+            case Ambiguous():
+                return self._problem(request, "path-ambiguous")
+            case NoRoute():
+                return self._problem(request, "no-route")
+
+    def refuse(self, status: int, cause: BaseException | None) -> bytes:
+        """Return the answer to a request that could not be parsed, or on which the gateway failed."""
+        request_id = f"{self._id_prefix}-{self._id_count:07x}"
+        if isinstance(cause, LineTooLong):
+            problem = wire.problem(
+                "head-too-large", type_base=self._type_base, request_id=request_id, limit_bytes=self._head_limit
+            )
+        elif status < 500:
+            reason = "The request could not be parsed as HTTP/1.1."
+            problem = wire.problem("request-invalid", type_base=self._type_base, request_id=request_id, reason=reason)
+        else:
+            self._log.event("fault", "error", cause=type(cause).__name__, text=str(cause))
+            return b"HTTP/1.1 500 Internal Server Error\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+        return wire.answer(problem.head, problem.body, status=problem.status, http11=True, keep_alive=False)
+
+    # ---- protected -----------------------------------------------------------------------------------------------
+
+    async def _protect(self, request: _Request, route: Route) -> Answerable:
+        policy, seen, inbound = route.policy, request.seen, request.inbound
+        peer = inbound.connection.peer
+        nominated = wire.fault(
+            request.method, request.target, request.headers, seen, http11=request.http11, guard=self._guards[route.name]
+        )
+        if nominated is not None:
+            return self._refuse(request, route, "request-invalid", reason=nominated)
+        identity = identify(
+            policy.scope,
+            policy.key,
+            seen,
+            peer_trusted=peer.trusted,
+            service=self._config.service,
+            operation=route.operation,
+        )
+        if isinstance(identity, Refusal):
+            if identity.code == "key-missing" and policy.on_missing_key is OnMissingKey.FORWARD:
+                return await self._relay(request, route.upstream, route)
+            return self._refuse(request, route, identity.code, **identity.members)
+        body = await self._read_body(request, policy.max_request_body_bytes)
+        if not isinstance(body, bytes):
+            return Gone() if body is None else self._refuse(request, route, body[0], **body[1])
+        started = self._clock()
+        forwarding = self._forwarding[route.upstream]
+        call = Call(
+            route=route.name,
+            policy=policy,
+            upstream=route.upstream,
+            identity=identity,
+            content=self._recipes[route.name].content(request.method, request.target, seen, body),
+            head=wire.forward_head(
+                request.method,
+                request.target,
+                request.headers,
+                seen,
+                peer=peer,
+                request_id=request.request_id,
+                host=forwarding.host,
+                strip=policy.key.header if policy.forward_key is ForwardKey.STRIP else None,
+            ),
+            body=body,
+            request_id=request.request_id,
+        )
+        answer = self._exchanges.begin(call)
+        if not isinstance(answer, Answer):
+            answer = await answer
+        self._account(request, route, answer, len(body), started)
+        if answer.stream is not None:
+            return await self._stream(request, answer)
+        keep_alive = request.keep_alive and not self._context.draining
+        data = wire.answer(answer.head, answer.body, status=answer.status, http11=request.http11, keep_alive=keep_alive)
+        return Ready(data, keep_alive=keep_alive)
+
+    async def _read_body(self, request: _Request, limit: int) -> bytes | tuple[str, dict[str, object]] | None:
+        """Return the whole body, or the problem that it has, or None when the client left while sending it."""
+        payload = request.inbound.payload
+        if payload.is_eof():
+            body = payload.read_nowait(-1)
+            return body if len(body) <= limit else ("request-too-large", {"limit_bytes": limit})
+        declared = request.seen.get(b"content-length")
+        if isinstance(declared, bytes) and int(declared) > limit:
+            return "request-too-large", {"limit_bytes": limit}
+        if self._context.buffer_bytes > self._buffer_limit:
+            return "over-capacity", {}
+        if request.seen.get(b"expect") == b"100-continue" and request.http11:
+            transport = request.inbound.connection.transport
+            if transport is not None:
+                transport.write(_CONTINUE)
+        pieces: list[bytes] = []
+        size = 0
+        try:
+            while not payload.at_eof():
+                async with asyncio.timeout(self._body_timeout):
+                    piece = await payload.readany()
+                pieces.append(piece)
+                size += len(piece)
+                self._context.buffer_bytes += len(piece)
+                if size > limit:
+                    return "request-too-large", {"limit_bytes": limit}
+        except TimeoutError:
+            return "request-timeout", {}
+        except ConnectionError:
+            return None
+        except Exception:  # noqa: BLE001 -- aiohttp's many ways to say that the framing is broken
+            if request.inbound.connection.transport is None:
+                return None
+            return "request-invalid", {"reason": "The body is not framed as its head says."}
+        finally:
+            self._context.buffer_bytes -= size
+        return b"".join(pieces)
+
+    def _refuse(self, request: _Request, route: Route, code: str, **members: object) -> Answerable:
+        """Answer a protected request that does not get as far as an exchange, with its log line."""
+        problem = wire.problem(code, type_base=self._type_base, request_id=request.request_id, **members)
+        answer = Answer(problem.outcome, problem.status, problem.head, problem.body)
+        self._account(request, route, answer, 0, self._clock())
+        keep_alive = request.keep_alive and not problem.closes
+        data = wire.answer(
+            problem.head, problem.body, status=problem.status, http11=request.http11, keep_alive=keep_alive
+        )
+        return Ready(data, keep_alive=keep_alive)
+
+    def _account(self, request: _Request, route: Route, answer: Answer, bytes_in: int, started: float) -> None:
+        """Count and log a protected request; `started`: when its body had come."""
+        now = self._clock()
+        overhead = max(0.0, now - started - answer.upstream_seconds)
+        metrics, peer = self._metrics, request.inbound.connection.peer
+        outcome = answer.outcome.value
+        metrics.requests.add((route.name, outcome, answer.reason, code_class(answer.status)))
+        metrics.request_seconds.observe((route.name, outcome), now - request.began)
+        metrics.overhead_seconds.observe((route.name,), overhead)
+        agent = request.seen.get(b"user-agent", b"")
+        self._log.request(
+            RequestLine(
+                ts=self._log.timestamp(self._context.wall_clock()),
+                level="info",
+                event="request",
+                service=self._config.service,
+                route=route.name,
+                record=answer.record,
+                request_id=request.request_id,
+                outcome=outcome,
+                reason=answer.reason,
+                status=answer.status,
+                attempt=answer.attempt,
+                took_over=answer.took_over,
+                upstream=route.upstream,
+                upstream_ms=round(answer.upstream_seconds * 1000, 2),
+                overhead_ms=round(overhead * 1000, 2),
+                wait_ms=0.0,
+                sent=answer.sent,
+                bytes_in=bytes_in,
+                bytes_out=len(answer.body),
+                client=peer.address.decode("ascii"),
+                user_agent=(agent if isinstance(agent, bytes) else agent[0])[:200].decode("latin-1"),
+            )
+        )
+
+    async def _stream(self, request: _Request, answer: Answer) -> Answerable:
+        """Relay a protected reply that is not kept; its tombstone is written."""
+        stream = answer.stream
+        if stream is None:
+            return Gone()
+        head = wire.stream_head(
+            answer.head,
+            status=answer.status,
+            http11=request.http11,
+            keep_alive=request.keep_alive,
+            length=answer.length,
+        )
+        return await self._pour(request.inbound, head, stream.read, stream.abort)
+
+    # ---- unprotected ---------------------------------------------------------------------------------------------
+
+    async def _relay(self, request: _Request, upstream: str, route: Route | None = None) -> Answerable:
+        """Pass a request through, streaming both ways; with `route` it is one that lacks its key."""
+        inbound, seen = request.inbound, request.seen
+        forwarding = self._forwarding[upstream]
+        head = wire.forward_head(
+            request.method,
+            request.target,
+            request.headers,
+            seen,
+            peer=inbound.connection.peer,
+            request_id=request.request_id,
+            host=forwarding.host,
+        )
+        declared = seen.get(b"content-length")
+        length = int(declared) if isinstance(declared, bytes) else None
+        has_body = length is not None or b"transfer-encoding" in seen
+        task = asyncio.current_task()
+        if task is not None:
+            inbound.on_gone = task.cancel
+        head_only = request.method == b"HEAD"
+        started = self._clock()
+        try:
+            reply, stream = await forwarding.client.open(
+                head, self._pieces(request) if has_body else None, length, head_only=head_only
+            )
+        except UpstreamFailed as failed:
+            return self._relay_failed(request, upstream, route, failed)
+        seconds = self._clock() - started
+        self._metrics.upstream_seconds.observe((upstream, code_class(reply.status)), seconds)
+        lines = wire.reply_heads(reply)
+        marked = lines.live
+        if route is not None:
+            marked += wire.marks(Outcome.UNPROTECTED, record=None, request_id=None)
+            answer = Answer(Outcome.UNPROTECTED, reply.status, marked, reason="no_key", sent=True)
+            answer.upstream_seconds = seconds
+            self._account(request, route, answer, length or 0, started)
+        else:
+            self._metrics.passed.add((upstream, code_class(reply.status)))
+        stream_head = wire.stream_head(
+            marked,
+            status=reply.status,
+            http11=request.http11,
+            keep_alive=request.keep_alive and not self._context.draining,
+            head_request=head_only,
+            length=lines.length,
+        )
+        return await self._pour(inbound, stream_head, stream.read, stream.abort)
+
+    async def _pieces(self, request: _Request) -> AsyncIterator[bytes]:
+        """Yield the request's body as it comes."""
+        payload = request.inbound.payload
+        if request.seen.get(b"expect") == b"100-continue" and request.http11 and not payload.is_eof():
+            transport = request.inbound.connection.transport
+            if transport is not None:
+                transport.write(_CONTINUE)
+        while not payload.at_eof():
+            async with asyncio.timeout(self._body_timeout):
+                piece = await payload.readany()
+            if piece:
+                yield piece
+
+    def _relay_failed(
+        self, request: _Request, upstream: str, route: Route | None, failed: UpstreamFailed
+    ) -> Answerable:
+        never_sent = isinstance(failed.failure, NeverSent)
+        code = "upstream-unreachable" if never_sent else "outcome-unknown"
+        cause = failed.failure.cause
+        if route is not None:
+            return self._refuse(request, route, code, cause=cause)
+        problem = wire.problem(code, type_base=self._type_base, request_id=request.request_id, cause=cause)
+        self._metrics.passed.add((upstream, code_class(problem.status)))
+        data = wire.answer(problem.head, problem.body, status=problem.status, http11=request.http11, keep_alive=False)
+        return Ready(data, keep_alive=False)
+
+    async def _pour(
+        self,
+        inbound: Inbound,
+        head: wire.StreamHead,
+        read: Callable[[], "asyncio.Future[bytes]"] | Callable[[], object],
+        abort: Callable[[], None],
+    ) -> Answerable:
+        """Write a streamed answer as fast as the client takes it."""
+        task = asyncio.current_task()
+        if task is not None:
+            inbound.on_gone = task.cancel
+        write = inbound.writer.write
+        try:
+            await write(head.head)
+            while piece := await read():  # type: ignore[misc]
+                await write(wire.chunk(piece) if head.chunked else piece)
+            if head.chunked:
+                await write(wire.LAST_CHUNK)
+        except ConnectionError:
+            return Gone()
+        finally:
+            abort()
+            inbound.on_gone = None
+        return Ready(b"", keep_alive=not head.close)
+
+    # ---- refusals ------------------------------------------------------------------------------------------------
+
+    def _problem(self, request: _Request, code: str, **members: object) -> Answerable:
+        """Answer a request that no route is concerned with."""
+        problem = wire.problem(code, type_base=self._type_base, request_id=request.request_id, **members)
+        keep_alive = request.keep_alive and not problem.closes
+        data = wire.answer(
+            problem.head,
+            problem.body,
+            status=problem.status,
+            http11=request.http11,
+            keep_alive=keep_alive,
+            head_request=request.method == b"HEAD",
+        )
+        return Ready(data, keep_alive=keep_alive)
+
+
+def _host_of(config: Config, upstream: str) -> bytes | None:
+    """The Host to send instead of the received one, if the configuration says so."""
+    settings = config.upstreams[upstream]
+    return settings.authority.encode("ascii") if settings.host == "upstream" else None
