@@ -73,8 +73,9 @@ $(READY): requirements-dev.lock pyproject.toml
 		cat $(VENV).log; rm -rf $(VENV) $(VENV).log; \
 		echo 'No virtual environment could be made. On Debian and Ubuntu: apt-get install python3-venv'; exit 1; }
 	@rm -f $(VENV).log; echo 'installing what requirements-dev.lock names (once)'
-	@export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1; \
+	@export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1; { \
 		$(BIN)/python -m pip install --quiet --requirement requirements-dev.lock && \
-		$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable . || { \
-		echo 'The packages could not be installed: see above. The rest works without a network.'; exit 1; }
+		$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .; \
+		} > $(VENV)/pip.log 2>&1 || { cat $(VENV)/pip.log; \
+		echo 'The packages could not be installed: see above. Only this step needs a network.'; exit 1; }
 	@touch $@

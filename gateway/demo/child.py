@@ -63,6 +63,14 @@ class Child:
 
         self._wait(accepts, within_seconds)
 
+    def check(self, *, late: bool = False) -> None:
+        """Raise ChildFailedError if it has ended, or if the caller says that it is `late`."""
+        if self.process.poll() is None and not late:
+            return
+        why = "was not ready in time" if late else f"ended by itself (exit code {self.process.returncode})"
+        last_words = "\n".join(self.output().splitlines()[-8:])
+        raise ChildFailedError(f"The {self.name} {why}. Its last words, in {self.log}:\n{last_words}".rstrip())
+
     def _wait(self, ready: Callable[[], _Found | None], within_seconds: float) -> _Found:
         deadline = time.monotonic() + within_seconds
         while True:
@@ -70,9 +78,7 @@ class Child:
             if (found := ready()) is not None:
                 return found
             if ended or time.monotonic() > deadline:
-                why = f"ended with {self.process.returncode}" if ended else f"was not ready in {within_seconds:.0f} s"
-                last_words = "\n".join(self.output().splitlines()[-8:])
-                raise ChildFailedError(f"The {self.name} {why}.\n{last_words}".rstrip())
+                self.check(late=not ended)
             time.sleep(0.02)
 
     def stop(self, within_seconds: float = 10.0) -> int:
