@@ -40,7 +40,7 @@ GATEWAY_YAML = """
 service: bench
 listen: [{{address: "127.0.0.1:{port}"}}]
 monitor: {{listen: "127.0.0.1:{monitor}"}}
-store: {{dsn: {{env: BENCH_DSN}}, schema: gateway_bench}}
+store: {{dsn: {{env: GATEWAY_DSN}}, schema: gateway_bench}}
 upstreams: {{canned: {{url: "http://127.0.0.1:{upstream}"}}}}
 defaults:
   extends: at-least-once
@@ -110,7 +110,7 @@ def running(folder: Path, dsn: str | None, server_core: set[int], rest: set[int]
     with contextlib.ExitStack() as stack:
         pids = {}
         for name, command in commands.items():
-            child = stack.enter_context(Child(name, command, folder / f"{name}.log", {"BENCH_DSN": dsn or ""}))
+            child = stack.enter_context(Child(name, command, folder / f"{name}.log", {"GATEWAY_DSN": dsn or ""}))
             child.wait_until_listening("127.0.0.1", ports[name])
             cpu.pin(child.pid, rest if name == "nginx" else server_core)
             pids[name] = child.pid

@@ -206,7 +206,7 @@ def _run(config: Config, stack: contextlib.ExitStack, page: Page, *, stay: bool)
     children[0].wait_until("ledger listening")
     program = str(Path(sys.executable).with_name("idempotency-gateway"))
     children.append(
-        Child("gateway", [program, "serve", str(config.path)], FOLDER / "gateway.log", {"GATEWAY_DEMO_DSN": dsn})
+        Child("gateway", [program, "serve", str(config.path)], FOLDER / "gateway.log", {"GATEWAY_DSN": dsn})
     )
     stack.callback(children[1].stop)
     good = asyncio.run(_prove(config, children[1], gateway, ledger, page))
