@@ -107,9 +107,11 @@ class PostgresUpkeep:
             holder = await connect(self._dsn)
         try:
             with _translated():
-                # Read committed: the idle holder must not keep a snapshot that FINALIZE would wait for.
+                # The idle holder must not keep a snapshot, which FINALIZE would wait for: hence read committed, and a
+                # last statement by the simple protocol, which closes the portal (and snapshot) of the one before.
                 await holder.transaction(isolation="read_committed").start()
                 alone = await holder.fetchval(query("janitor_alone", self._schema), self._schema, "run")
+                await holder.execute(query("janitor_idle", self._schema))
             if not alone:
                 yield None
                 return
