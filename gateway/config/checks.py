@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from gateway.config import layers, match
 from gateway.config.layers import BUILT_IN, QUESTIONS, Layer, Merged, as_fields
-from gateway.config.match import Pattern, Prefix, Wild
+from gateway.config.match import Pattern, Prefix
 from gateway.config.policy import Mode, Policy
 from gateway.config.scalars import NOT_BUILT
 from gateway.config.source import Document, Fault, Loc
@@ -168,7 +168,7 @@ def _routes(at: _Checks) -> Iterator[Fault]:
     prefixes = [prefix for _, _, prefix in _prefixes(at.map("upstreams"))]
     complete = all(as_fields(fields).get("serves") for fields in at.map("upstreams").values())
     for loc, pattern in patterns if prefixes and complete else ():
-        if not any(_meet(pattern, prefix) for prefix in prefixes):
+        if not match.reached(pattern, prefixes):
             yield at.fault(loc, f"no upstream serves `{pattern.text}`; add its path to an upstream's `serves`")
     operations: dict[str, str] = {}
     for name, fields in routes.items():
@@ -180,19 +180,6 @@ def _routes(at: _Checks) -> Iterator[Fault]:
                 "by the other; give it its own, or put both under one `match` list"
             )
             yield at.fault(("routes", name, "operation") if "operation" in fields else ("routes", name), sentence)
-
-
-def _meet(pattern: Pattern, prefix: Prefix) -> bool:
-    """Whether a request that matches the pattern can lie under the prefix."""
-    if prefix.host is not None and pattern.host is not None and prefix.host != pattern.host:
-        return False
-    for place, wanted in enumerate(prefix.segments):
-        part = pattern.segments[place] if place < len(pattern.segments) else None
-        if part is Wild.REST:
-            return True
-        if part is not Wild.ONE and part != wanted:
-            return False
-    return True
 
 
 # ---- what a route promises --------------------------------------------------------------------------------------

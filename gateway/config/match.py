@@ -61,6 +61,11 @@ class Prefix(msgspec.Struct, frozen=True):
     segments: tuple[bytes, ...]
     text: str = ""
 
+    @property
+    def rank(self) -> tuple[bool, int]:
+        """What beats what, greater first: a host, then the longer path."""
+        return self.host is not None, len(self.segments)
+
 
 def ties(one: Pattern, other: Pattern) -> bool:
     """Whether some request matches both and neither is more specific."""
@@ -69,6 +74,31 @@ def ties(one: Pattern, other: Pattern) -> bool:
     if any(a != b for a, b in zip(one.segments, other.segments, strict=True)):
         return False  # of equal rank, so a difference is between two literals
     return not _contradict(one.query, other.query) and not _contradict(one.headers, other.headers)
+
+
+def meets(one: Pattern, served: Prefix) -> bool:
+    """Whether some request that matches the pattern lies under the prefix."""
+    if served.host is not None and one.host is not None and served.host != one.host:
+        return False
+    for place, wanted in enumerate(served.segments):
+        part = one.segments[place] if place < len(one.segments) else None
+        if part is Wild.REST:
+            return True
+        if part is not Wild.ONE and part != wanted:
+            return False
+    return True
+
+
+def covers(served: Prefix, one: Pattern) -> bool:
+    """Whether every request that matches the pattern lies under the prefix."""
+    return served.host in {None, one.host} and one.segments[: len(served.segments)] == served.segments
+
+
+def reached(one: Pattern, prefixes: Iterable[Prefix]) -> list[Prefix]:
+    """The prefixes under which requests that match the pattern go: the longest decides, a host before any length."""
+    met = [served for served in prefixes if meets(one, served)]
+    least = max((served.rank for served in met if covers(served, one)), default=(False, 0))
+    return [served for served in met if served.rank >= least]
 
 
 def _contradict(one: Iterable[tuple[bytes, bytes]], other: Iterable[tuple[bytes, bytes]]) -> bool:
