@@ -165,14 +165,17 @@ class RouteTable:
         entries = tuple(self._entries(method, host, segments))
         suspects = self._suspects(method, host, segments, entries) if upstream in self.guarded else ()
         decision = _Open(upstream, entries, suspects)
-        if any(entry.conditional for entry in (*entries, *suspects)):
-            return decision
+        for entry in entries + suspects:
+            if entry.conditional:
+                return decision
         return self._judge(decision, b"", {})
 
     def _suspects(
         self, method: str, host: bytes | None, segments: tuple[bytes, ...], entries: tuple[_Entry, ...]
     ) -> tuple[_Entry, ...]:
         """What protects the same request as a more generous server reads it, and not as we do."""
+        if method.isupper() and not _GENEROUS.search(b"/".join(segments)):
+            return ()
         found = [
             entry
             for spelled in {method, method.upper()}
@@ -247,6 +250,7 @@ def _guarded(config: Config, entries: list[_Entry], prefixes: list[Prefix]) -> f
 _ESCAPE = re.compile(rb"%([0-9A-Fa-f]{2})")
 _DOUBTFUL = re.compile(rb"%(?![0-9A-Fa-f]{2})|%2[Ff]|[#\\]")
 _DOUBTFUL_DECODED = re.compile(rb"[\x00-\x1f\x7f\\]|[\xc0\xc1][\x80-\xbf]|\xe0[\x80-\x9f]")
+_GENEROUS = re.compile(rb"[;%. ]")
 _EXTENSION = re.compile(rb"\.[A-Za-z0-9]+$")
 _HOST_PORT = re.compile(rb"(\[[^\]]*\]|[^:]*)(?::[0-9]*)?")
 
@@ -295,20 +299,17 @@ def _read(path: bytes) -> tuple[tuple[bytes, ...], str]:
 def _generous(segments: tuple[bytes, ...]) -> Iterator[tuple[bytes, ...]]:
     """How servers that forgive more may read the same path; the path as it is comes first."""
     yield segments
-    text = b"/".join(segments)
-    if b"%" in text:
-        text = _decoded(_decoded(text))
-    if b";" in text or b"%" in b"".join(segments) or b"." in text or b" " in text:
-        parts: list[bytes] = []
-        for part in text.replace(b"\\", b"/").split(b"/"):
-            name = part.partition(b";")[0]
-            if name == b".." and parts:
-                parts.pop()
-            elif name := name.rstrip(b". "):
-                parts.append(name)
-        yield tuple(parts)
-        if parts and (bare := _EXTENSION.sub(b"", parts[-1])):
-            yield (*parts[:-1], bare)
+    text = _decoded(_decoded(b"/".join(segments))).replace(b"\\", b"/")
+    parts: list[bytes] = []
+    for part in text.split(b"/"):
+        name = part.partition(b";")[0]
+        if name == b".." and parts:
+            parts.pop()
+        elif name := name.rstrip(b". "):
+            parts.append(name)
+    yield tuple(parts)
+    if parts and (bare := _EXTENSION.sub(b"", parts[-1])):
+        yield (*parts[:-1], bare)
 
 
 def _path_matches(wanted: tuple[bytes | Wild, ...], segments: tuple[bytes, ...]) -> bool:
@@ -319,7 +320,10 @@ def _path_matches(wanted: tuple[bytes | Wild, ...], segments: tuple[bytes, ...])
             return False
     elif len(segments) != len(wanted):
         return False
-    return all(part is Wild.ONE or part == segment for part, segment in zip(wanted, segments, strict=False))
+    for part, segment in zip(wanted, segments, strict=False):  # noqa: SIM110 -- a generator costs more than the rest
+        if part is not Wild.ONE and part != segment:
+            return False
+    return True
 
 
 # ---- conditions -------------------------------------------------------------------------------------------------
