@@ -1,0 +1,253 @@
+"""Asks for leases: batches of claims over two or more lanes, each claim for a bounded time."""
+
+import uuid
+from collections.abc import Callable
+
+from gateway.model import Acquired, ClaimOutcome, ClaimRequest, Held, Unavailable
+from gateway.store.clock import Anchor, boot
+from gateway.store.faults import Fault, Kind
+from gateway.store.heartbeat import Heartbeat
+from gateway.store.lanes import MAX_BATCH_BYTES, MAX_BATCH_ROWS, Lane, Waiting, call_back
+from gateway.store.link import Link
+from gateway.store.session import Role
+from gateway.store.statements import claim_arguments, claim_outcome
+
+_ROUNDS = 3
+"""How often a claim is asked again because the row changed between snapshot and write."""
+_SLOW_SECONDS = 0.05
+"""A statement under way for longer lets the next lane go ahead: before, two batches would only be smaller ones."""
+_ROW_BYTES = 256
+
+
+class _Asked:
+    """A claim on its way."""
+
+    __slots__ = ("abandoned", "deadline", "done", "request", "rounds", "sent", "size")
+
+    def __init__(self, request: ClaimRequest, done: Callable[[ClaimOutcome], None], deadline: float) -> None:
+        self.request = request
+        self.done = done
+        self.deadline = deadline
+        self.size = _ROW_BYTES + len(request.identity.key) + len(request.identity.scope)
+        self.rounds = 0
+        self.sent = False  # a statement with it went out and its fate is not known
+        self.abandoned = False
+
+
+class Claims:
+    """All claims that wait or are under way, and their lanes."""
+
+    def __init__(self, link: Link, heartbeat: Heartbeat, lanes: int, give_up: Callable[[ClaimRequest], None]) -> None:
+        self._link = link
+        self._heartbeat = heartbeat
+        self._give_up = give_up
+        self._pending: dict[uuid.UUID, _Asked] = {}
+        self._uncertain: set[uuid.UUID] = set()
+        self._waiting: Waiting[_Asked] = Waiting(self._expire, self._relieve)
+        self._lanes = [_ClaimLane(link, self, first=number == 0) for number in range(lanes)]
+        self._first = self._lanes[0]
+        link.on_down.append(self._fail_waiting)
+
+    def start(self) -> None:
+        """Start the lanes."""
+        for lane in self._lanes:
+            lane.start()
+
+    async def stop(self) -> None:
+        """End the lanes; whoever still waits is told `Unavailable`."""
+        self._waiting.stop()
+        for lane in self._lanes:
+            await lane.stop()
+        self._waiting.clear()
+        for asked in list(self._pending.values()):
+            self._finish(asked, Unavailable("closed"))
+
+    def ask(self, request: ClaimRequest, done: Callable[[ClaimOutcome], None]) -> None:
+        """Let a claim wait for the next batch."""
+        asked = _Asked(request, done, boot() + self._link.timeout)
+        self._pending[request.claim_id] = asked
+        if not self._link.up:
+            self._link.soon(self._finish, asked, Unavailable(self._link.fault.cause))
+            return
+        self._waiting.append(asked)
+        if self._first.idle:
+            self._first.wake()
+        else:
+            self._waiting.watch()
+
+    def abandon(self, claim_id: uuid.UUID) -> bool:
+        """Whether the claim may have been, or may yet be, written, and nothing else sees to giving it up."""
+        asked = self._pending.get(claim_id)
+        if asked is not None:
+            asked.abandoned = True
+            return False
+        if claim_id in self._uncertain:
+            self._uncertain.discard(claim_id)
+            return True
+        return False
+
+    # ---- for the lanes -------------------------------------------------------------------------------------------
+
+    def take(self) -> list[_Asked]:
+        """Take the next batch: bounded in rows and bytes, one entry for each record."""
+        waiting, size = self._waiting, 0
+        batch: list[_Asked] = []
+        later: list[_Asked] = []
+        records: set[bytes] = set()
+        now = boot()
+        while len(waiting) and len(batch) < MAX_BATCH_ROWS:
+            asked = waiting.popleft()
+            if asked.abandoned and not asked.sent:
+                self._finish(asked, Unavailable("abandoned"))
+            elif asked.deadline <= now:
+                self._expire(asked)
+            elif asked.request.identity.record_id in records:
+                later.append(asked)
+            elif batch and size + asked.size > MAX_BATCH_BYTES:
+                later.append(asked)
+                break
+            else:
+                records.add(asked.request.identity.record_id)
+                size += asked.size
+                batch.append(asked)
+        if later:
+            waiting.push_back(later)
+        return batch
+
+    def answered(self, asked: _Asked, outcome: ClaimOutcome | None, anchor: Anchor) -> None:
+        """The statement's word on one claim. None: it has to be asked again."""
+        asked.sent = False
+        if outcome is None:
+            asked.rounds += 1
+            if asked.rounds < _ROUNDS:
+                self.again([asked])
+                return
+            outcome = Held(0, first_seen_unix=anchor.boot + anchor.offset)  # each time somebody else came first
+        claim_id = asked.request.claim_id
+        if isinstance(outcome, Acquired):
+            if asked.abandoned:
+                self._give_up(asked.request)
+                outcome = Unavailable("abandoned")
+            else:
+                self._heartbeat.keep(outcome.lease, anchor)
+        else:
+            self._heartbeat.forget(claim_id)
+        self._finish(asked, outcome)
+
+    def again(self, batch: list[_Asked]) -> None:
+        """Put back what has to be asked again by the same claim id, or end it if the store is down."""
+        if self._link.up:
+            self._waiting.push_back(batch)
+            self._waiting.watch()
+            return
+        for asked in batch:
+            self._finish(asked, Unavailable(self._link.fault.cause))
+
+    def refuse(self, asked: _Asked, fault: Fault) -> None:
+        """A definite failure: nothing was written."""
+        asked.sent = False
+        self._finish(asked, Unavailable(fault.cause))
+
+    # ---- within --------------------------------------------------------------------------------------------------
+
+    def _finish(self, asked: _Asked, outcome: ClaimOutcome) -> None:
+        claim_id = asked.request.claim_id
+        if self._pending.get(claim_id) is asked:
+            del self._pending[claim_id]
+        if asked.sent:  # Unavailable, and it may have been written
+            if asked.abandoned:
+                self._give_up(asked.request)
+            else:
+                self._uncertain.add(claim_id)
+        else:
+            self._uncertain.discard(claim_id)
+        call_back(asked.done, outcome)
+
+    def _expire(self, asked: _Asked) -> None:
+        self._finish(asked, Unavailable("timeout"))
+
+    def _fail_waiting(self, fault: Fault) -> None:
+        for asked in self._waiting.clear():
+            self._finish(asked, Unavailable(fault.cause))
+
+    def _relieve(self) -> None:
+        """Let the next lane go ahead when every busy one is slow."""
+        if not self._waiting:
+            return
+        now = boot()
+        for lane in self._lanes:
+            if lane.idle:
+                lane.wake()
+                return
+            if lane.busy_since is not None and now - lane.busy_since < _SLOW_SECONDS:
+                return
+
+
+class _ClaimLane(Lane):
+    """Asks for one batch at a time. The first lane keeps a session open: it tells whether the store is up."""
+
+    def __init__(self, link: Link, claims: Claims, *, first: bool) -> None:
+        super().__init__(link, Role.CLAIM)
+        self._claims = claims
+        self._first = first
+
+    async def work(self) -> bool:
+        """Ask for what waits."""
+        if self._first:
+            while not self.link.up or await self.ready() is None:
+                await self.link.risen()
+            batch = self._claims.take()
+        else:
+            if not self.link.up or await self.ready() is None:
+                return False
+            batch = self._claims.take()
+        if not batch:
+            return False
+        await self._ask(batch)
+        return True
+
+    def unreachable(self, fault: Fault) -> None:
+        """Without the first lane there are no claims: the store is down."""
+        if self._first:
+            self.link.lower(fault)
+
+    async def _ask(self, batch: list[_Asked], *, deadlocked: bool = False) -> None:
+        claims = self._claims
+        if await self.ready() is None:
+            claims.again(batch)
+            return
+        for asked in batch:
+            asked.sent = True
+        anchor = Anchor()
+        timeout = max(0.001, min(asked.deadline for asked in batch) - anchor.boot)
+        arguments = claim_arguments([asked.request for asked in batch], self.link.calm_ms())
+        answer = await self.ask("claim", arguments, len(batch), timeout)
+        if answer.fault is not None:
+            await self._after(answer.fault, batch, deadlocked=deadlocked)
+            return
+        for row in answer.rows:
+            asked = batch[row["n"] - 1]
+            claims.answered(
+                asked, claim_outcome(row, asked.request, anchor.trusted_until(asked.request.lease_ms)), anchor
+            )
+
+    async def _after(self, fault: Fault, batch: list[_Asked], *, deadlocked: bool) -> None:
+        """What a failed statement means for its claims. None of the ways is endless: each claim has its deadline."""
+        claims = self._claims
+        if fault.kind is Kind.UNKNOWN:
+            claims.again(batch)
+            return
+        for asked in batch:
+            asked.sent = False
+        if fault.kind is Kind.DEADLOCK and not deadlocked:
+            await self._ask(batch, deadlocked=True)
+        elif fault.kind is Kind.LOCKED and len(batch) > 1:
+            for asked in batch:
+                await self._ask([asked])
+        elif fault.kind is Kind.ROW and len(batch) > 1:
+            half = len(batch) // 2
+            await self._ask(batch[:half])
+            await self._ask(batch[half:])
+        else:
+            for asked in batch:
+                claims.refuse(asked, fault)

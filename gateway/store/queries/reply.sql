@@ -1,0 +1,7 @@
+-- reply: a stored reply, by its whole key, so that one partition is planned and locked.
+-- Parameters: $1 the day it expires, $2 record id, $3 claim id.
+-- Result: one row; head and body are NULL when the reply is not kept.
+-- Locks: none.
+SELECT q.head, q.body, s.epoch
+FROM :"schema".idempotency_schema s
+LEFT JOIN :"schema".idempotency_response q ON q.expires_on = $1::date AND q.id = $2::bytea AND q.claim = $3::uuid

@@ -1,0 +1,183 @@
+"""A migrated schema, stores on it, and short ways to ask them."""
+
+import asyncio
+import hashlib
+import secrets
+import uuid
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import asyncpg
+import pytest
+
+from gateway.model import (
+    ClaimOutcome,
+    ClaimRequest,
+    Fingerprint,
+    Identity,
+    Lease,
+    OnInDoubt,
+    Settlement,
+    SettleOutcome,
+    SettleRequest,
+)
+from gateway.store import PostgresStore, migrate
+
+
+class Watch:
+    """A StoreObserver that remembers."""
+
+    def __init__(self) -> None:
+        self.statements: list[tuple[str, int]] = []
+        self.errors: list[tuple[str, str]] = []
+        self.lost: list[Lease] = []
+        self.ups: list[bool] = []
+        self._changed = asyncio.Event()
+
+    def statement(self, name: str, rows: int, seconds: float) -> None:
+        self.statements.append((name, rows))
+        self._changed.set()
+
+    def error(self, statement: str, cause: str) -> None:
+        self.errors.append((statement, cause))
+        self._changed.set()
+
+    def lease_lost(self, lease: Lease) -> None:
+        self.lost.append(lease)
+        self._changed.set()
+
+    def up(self, up: bool) -> None:
+        self.ups.append(up)
+        self._changed.set()
+
+    async def until(self, condition: Callable[[], bool], seconds: float = 10) -> None:
+        """Wait until something told makes `condition` true."""
+        async with asyncio.timeout(seconds):
+            while not condition():
+                self._changed.clear()
+                await self._changed.wait()
+
+
+def identity(key: str = "k", scope: str = "customer=1") -> Identity:
+    digest = hashlib.sha256(f"{scope}/{key}".encode()).digest()
+    return Identity(digest, "shop", "create-order", scope, key)
+
+
+def claim_request(key: str = "k", body: bytes = b"a", **changes: Any) -> ClaimRequest:
+    given: dict[str, Any] = {
+        "identity": identity(key),
+        "fingerprint": Fingerprint(1, hashlib.sha256(body).digest()),
+        "claim_id": uuid.uuid4(),
+        "on_in_doubt": OnInDoubt.RUN_AGAIN,
+        "lease_ms": 30_000,
+        "effect_ms": 60_000,
+        "keep_ms": 24 * 3600 * 1000,
+    }
+    given.update(changes)
+    return ClaimRequest(**given)
+
+
+def settle_request(claim: ClaimRequest, settlement: Settlement = Settlement.COMPLETE, **changes: Any) -> SettleRequest:
+    complete = settlement is Settlement.COMPLETE
+    given: dict[str, Any] = {
+        "record_id": claim.identity.record_id,
+        "claim_id": claim.claim_id,
+        "settlement": settlement,
+        "forwarded": True,
+        "binds": True,
+        "status": 201 if complete else None,
+        "head": b"HTTP/1.1 201 Created\r\n" if complete else None,
+        "body": b"hello" if complete else None,
+        "keep_ms": 23 * 3600 * 1000,
+    }
+    given.update(changes)
+    return SettleRequest(**given)
+
+
+class Asking:
+    """A store asked with awaits."""
+
+    def __init__(self, store: PostgresStore, watch: Watch) -> None:
+        self.store = store
+        self.watch = watch
+
+    def _future(self) -> tuple[asyncio.Future[Any], Callable[[Any], None]]:
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        return future, future.set_result  # a second callback would raise InvalidStateError
+
+    async def claim(self, request: ClaimRequest) -> ClaimOutcome:
+        future, done = self._future()
+        self.store.claim(request, done)
+        return await asyncio.wait_for(future, 20)
+
+    async def settle(self, request: SettleRequest) -> SettleOutcome:
+        future, done = self._future()
+        self.store.settle(request, done)
+        return await asyncio.wait_for(future, 20)
+
+    async def adopt(self, request: ClaimRequest, settle: SettleRequest) -> SettleOutcome:
+        future, done = self._future()
+        self.store.adopt(request, settle, done)
+        return await asyncio.wait_for(future, 20)
+
+    async def reply(self, record_id: bytes, completed: Any) -> Any:
+        future, done = self._future()
+        self.store.reply(record_id, completed, done)
+        return await asyncio.wait_for(future, 20)
+
+    async def look(self, record_id: bytes) -> Any:
+        future, done = self._future()
+        self.store.look(record_id, done)
+        return await asyncio.wait_for(future, 20)
+
+
+@pytest.fixture(scope="session")
+def shared_schema_name() -> str:
+    return "s_" + secrets.token_hex(6)
+
+
+@pytest.fixture
+async def tables(dsn: str, shared_schema_name: str) -> AsyncIterator[str]:
+    """A migrated schema, shared by the tests of a run and emptied before each."""
+    await migrate(dsn, shared_schema_name)
+    connection = await asyncpg.connect(dsn)
+    try:
+        await connection.execute(
+            f'TRUNCATE "{shared_schema_name}".idempotency_record, "{shared_schema_name}".idempotency_response'
+        )
+    finally:
+        await connection.close()
+    yield shared_schema_name
+
+
+@pytest.fixture
+async def database(dsn: str, tables: str) -> AsyncIterator[asyncpg.Connection]:
+    """A connection of the test's own, which finds the tables without naming the schema."""
+    connection = await asyncpg.connect(dsn, server_settings={"search_path": tables})
+    yield connection
+    await connection.close()
+
+
+MakeStore = Callable[..., Any]
+
+
+@pytest.fixture
+async def make_store(dsn: str, tables: str) -> AsyncIterator[MakeStore]:
+    """Starts stores, closed at the end of the test."""
+    stores: list[PostgresStore] = []
+
+    async def make(at: str = dsn, **changes: Any) -> Asking:
+        watch = Watch()
+        store = PostgresStore(lambda: at, **{"schema": tables, "observer": watch, **changes})
+        stores.append(store)
+        await store.start()
+        return Asking(store, watch)
+
+    yield make
+    for store in stores:
+        await store.close()
+
+
+@pytest.fixture
+async def asking(make_store: MakeStore) -> Asking:
+    return await make_store()
