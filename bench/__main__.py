@@ -63,7 +63,7 @@ def main() -> int:
         dsn = None
         if any(one.server == "gateway" for one in scenarios):
             dsn = given.dsn or stack.enter_context(servers.embedded(folder / "postgres"))
-            servers.forget(dsn)
+            servers.fresh_schema(dsn)
         up = stack.enter_context(servers.running(folder, dsn, server_core, rest))
         results: dict[Scenario, list[report.Round]] = {one: [] for one in scenarios}
         for one in scenarios:

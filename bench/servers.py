@@ -17,8 +17,11 @@ import asyncpg
 
 from bench import cpu
 from gateway.demo.child import Child
+from gateway.store.migrate import migrate
 
 _Found = TypeVar("_Found")
+
+SCHEMA = "gateway_bench"
 
 NGINX_CONF = """
 daemon off; master_process off; pid {folder}/nginx.pid; error_log stderr;
@@ -40,7 +43,8 @@ GATEWAY_YAML = """
 service: bench
 listen: [{{address: "127.0.0.1:{port}"}}]
 monitor: {{listen: "127.0.0.1:{monitor}"}}
-store: {{dsn: {{env: GATEWAY_DSN}}, schema: gateway_bench}}
+shutdown: {{delay: 0s, timeout: 5s}}
+store: {{dsn: {{env: GATEWAY_DSN}}, schema: {schema}}}
 upstreams: {{canned: {{url: "http://127.0.0.1:{upstream}"}}}}
 defaults:
   extends: at-least-once
@@ -98,7 +102,7 @@ def running(folder: Path, dsn: str | None, server_core: set[int], rest: set[int]
     ports = {"nginx": upstream, "plain": plain, "gateway": gateway}
     (folder / "nginx.conf").write_text(NGINX_CONF.format(folder=folder, port=upstream), encoding="utf-8")
     (folder / "gateway.yaml").write_text(
-        GATEWAY_YAML.format(port=gateway, monitor=monitor, upstream=upstream), encoding="utf-8"
+        GATEWAY_YAML.format(port=gateway, monitor=monitor, upstream=upstream, schema=SCHEMA), encoding="utf-8"
     )
     commands = {
         "nginx": ["nginx", "-p", str(folder), "-c", str(folder / "nginx.conf")],
@@ -139,9 +143,10 @@ def postmaster(dsn: str) -> int | None:
     return asyncio.run(_with(dsn, _postmaster))
 
 
-def forget(dsn: str) -> None:
-    """Drop what an earlier run left."""
-    asyncio.run(_with(dsn, lambda connection: connection.execute("DROP SCHEMA IF EXISTS gateway_bench CASCADE")))
+def fresh_schema(dsn: str) -> None:
+    """Drop what an earlier run left and create the gateway's tables anew."""
+    asyncio.run(_with(dsn, lambda connection: connection.execute(f"DROP SCHEMA IF EXISTS {SCHEMA} CASCADE")))
+    asyncio.run(migrate(dsn, SCHEMA))
 
 
 async def _with(dsn: str, work: Callable[[asyncpg.Connection], Awaitable[_Found]]) -> _Found:

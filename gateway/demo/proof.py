@@ -28,6 +28,7 @@ from gateway.demo.ledger import FAULT_HEADER
 from gateway.demo.page import Page
 from gateway.errors import GatewayError
 from gateway.store import embedded
+from gateway.store.migrate import migrate
 
 CONFIG = Path(__file__).parents[2] / "config" / "demo.yaml"
 FOLDER = Path(".demo")
@@ -204,6 +205,7 @@ def _run(config: Config, stack: contextlib.ExitStack, page: Page, *, stay: bool)
     ]
     stack.callback(children[0].stop)
     children[0].wait_until("ledger listening")
+    asyncio.run(migrate(dsn, config.store.schema_name))
     program = str(Path(sys.executable).with_name("idempotency-gateway"))
     children.append(
         Child("gateway", [program, "serve", str(config.path)], FOLDER / "gateway.log", {"GATEWAY_DSN": dsn})
