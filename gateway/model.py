@@ -190,7 +190,8 @@ class SettleRequest(msgspec.Struct, frozen=True):
 
     `forwarded`: a byte may have reached the upstream. `binds`: this execution may have had an effect under its
     fingerprint, so a released record refuses another one; False for never sent and for a refusal (4xx).
-    `head` is None for a tombstone and for anything that is not a completion. `keep_ms` is the retention.
+    `body` is None for a tombstone, which may keep its head; both are None for anything that is not a completion.
+    `keep_ms` is the retention.
     """
 
     record_id: bytes
@@ -214,11 +215,14 @@ class SettleOutcome(enum.Enum):
 
 
 class StoredReply(msgspec.Struct, frozen=True, gc=False):
-    """A reply as kept: `head` starts with the status line, its lines end in CRLF, without framing or final CRLF."""
+    """A reply as kept: `head` starts with the status line, its lines end in CRLF, without framing or final CRLF.
+
+    `body` is None for a tombstone of which the head was kept.
+    """
 
     status: int
     head: bytes
-    body: bytes
+    body: bytes | None
 
 
 # ---- the upstream ----------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ Works through a pooler in transaction mode, and when many replicas start at once
 """
 
 import datetime as dt
+from collections.abc import Iterator
 from hashlib import sha256
 
 import asyncpg
@@ -11,10 +12,11 @@ import msgspec
 
 from gateway.errors import SchemaError, StoreError
 from gateway.store.schema import Migration, migrations
-from gateway.store.sql import quoted
+from gateway.store.sql import query, quoted
+from gateway.store.upkeep import open_partitions
 
-_DAYS_OPEN = 4
-"""Partitions for replies that exist after `migrate`: today and three days more. From then on the janitor opens them."""
+_PARTITIONS_AHEAD = dt.timedelta(days=3)
+"""Partitions for replies that exist after `migrate`, beyond today's. From then on the janitor opens them."""
 
 
 class MigrationStatus(msgspec.Struct, frozen=True):
@@ -41,7 +43,7 @@ async def migrate(dsn: str, schema: str, *, timeout_seconds: float = 60.0) -> li
                 await connection.execute(f"CREATE SCHEMA {quoted(schema)}")
             for migration in due:
                 await connection.execute(_statements(migration, schema))
-            await connection.execute(_first_partitions(schema, dt.datetime.now(dt.UTC).date()))
+            await open_partitions(connection, schema, dt.datetime.now(dt.UTC).date() + _PARTITIONS_AHEAD)
     except asyncpg.PostgresError as error:
         raise StoreError(f"PostgreSQL refused the migration of schema {schema!r}: {error}.") from error
     except (OSError, TimeoutError, asyncpg.InterfaceError) as error:
@@ -75,7 +77,7 @@ def script(schema: str) -> str:
             "BEGIN;",
             f"CREATE SCHEMA IF NOT EXISTS {quoted(schema)};",
             *(_statements(migration, schema) for migration in migrations()),
-            _first_partitions(schema, dt.datetime.now(dt.UTC).date()),
+            *_first_partitions(schema, dt.datetime.now(dt.UTC).date()),
             "COMMIT;",
             "",
         ]
@@ -127,11 +129,11 @@ def _statements(migration: Migration, schema: str) -> str:
     return f"{text}\n{record}"
 
 
-def _first_partitions(schema: str, today: dt.date) -> str:
-    days = [today + dt.timedelta(days=n) for n in range(_DAYS_OPEN)]
-    return "\n".join(
-        f"CREATE TABLE IF NOT EXISTS {quoted(schema)}.idempotency_response_{day:%Y%m%d} "
-        f"PARTITION OF {quoted(schema)}.idempotency_response "
-        f"FOR VALUES FROM ('{day}') TO ('{day + dt.timedelta(days=1)}');"
-        for day in days
-    )
+def _first_partitions(schema: str, today: dt.date) -> Iterator[str]:
+    """The same statements as the janitor's, made and run by the server, for a script without a program."""
+    name = "'" + schema.replace("'", "''") + "'"
+    for day in (today + dt.timedelta(days=n) for n in range(_PARTITIONS_AHEAD.days + 1)):
+        made = query("partition_open", schema)
+        for parameter, value in ("$1", name), ("$2", f"'{day}'"), ("$3", f"'{day + dt.timedelta(days=1)}'"):
+            made = made.replace(parameter + "::", value + "::")
+        yield f"DO $script$ BEGIN EXECUTE (\n{made}\n); END $script$;"

@@ -68,7 +68,7 @@ def settle_arguments(requests: Sequence[SettleRequest], t: dt.datetime | None = 
         [request.status for request in requests],
         [request.keep_ms for request in requests],
         [request.head for request in requests],
-        [None if request.head is None else request.body or b"" for request in requests],
+        [request.body for request in requests],
         t,
     )
 

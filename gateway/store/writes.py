@@ -35,10 +35,11 @@ class _Ending:
         self.done = done
         self.size = len(request.head or b"") + len(request.body or b"")
 
-    def bury(self) -> None:
+    def bury(self, *, head_too: bool) -> None:
         """Keep the completion, let go of the reply: a tombstone."""
-        self.request = msgspec.structs.replace(self.request, head=None, body=None)
-        self.size = 0
+        head = None if head_too else self.request.head
+        self.request = msgspec.structs.replace(self.request, head=head, body=None)
+        self.size = len(head or b"")
 
 
 class _Adoption:
@@ -127,7 +128,7 @@ class Writes(Lane):
     def _ending(self, request: SettleRequest, done: Callable[[SettleOutcome], None]) -> _Ending:
         ending = _Ending(request, done)
         if self._bytes + ending.size > MAX_PENDING_BYTES:
-            ending.bury()
+            ending.bury(head_too=False)
             self.link.observer.error("settle", "pending_memory")
         self._bytes += ending.size
         return ending
@@ -176,7 +177,7 @@ class Writes(Lane):
             await self._settle_if_connected(batch[half:])
         elif fault.kind is Kind.ROW and batch[0].request.head is not None:
             self._bytes -= batch[0].size
-            batch[0].bury()
+            batch[0].bury(head_too=True)
             await self._settle(batch)
         elif fault.kind is Kind.ROW:
             self._end(batch[0], SettleOutcome.REFUSED)  # not even a tombstone can be written: a defect, counted

@@ -48,7 +48,8 @@ CREATE INDEX idempotency_record_key ON :"schema".idempotency_record USING hash (
 
 CREATE TABLE :"schema".idempotency_response (
   expires_on date NOT NULL, id bytea NOT NULL, claim uuid NOT NULL,
-  head bytea NOT NULL, body bytea NOT NULL,
+  head bytea NOT NULL,
+  body bytea,                         -- NULL: a tombstone that kept its head
   PRIMARY KEY (expires_on, id, claim)
 ) PARTITION BY RANGE (expires_on);
 ALTER TABLE :"schema".idempotency_response ALTER COLUMN body SET STORAGE EXTERNAL;

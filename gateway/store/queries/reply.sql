@@ -1,6 +1,6 @@
 -- reply: a stored reply, by its whole key, so that one partition is planned and locked.
 -- Parameters: $1 the day it expires, $2 record id, $3 claim id.
--- Result: one row; head and body are NULL when the reply is not kept.
+-- Result: one row; head is NULL when nothing of the reply is kept, body when its body is not.
 -- Locks: none.
 SELECT q.head, q.body, s.epoch
 FROM :"schema".idempotency_schema s

@@ -1,7 +1,7 @@
 -- settle: end leases, each fenced by its claim id, and keep the replies of completed ones, all in one commit.
 -- Parameters, arrays of one entry per settlement: $1 record ids, $2 claim ids, $3 settlements (complete, release, hold),
---   $4 forwarded, $5 binds, $6 statuses, $7 keep_ms (retention), $8 heads (NULL: a tombstone, or no completion),
---   $9 bodies. $10 the time (NULL: the database's clock, read once).
+--   $4 forwarded, $5 binds, $6 statuses, $7 keep_ms (retention), $8 heads (NULL: nothing is kept of the reply,
+--   or there is none), $9 bodies (NULL: only the head is kept). $10 the time (NULL: the database's clock, read once).
 -- Result: one row per settlement, n its position from 1, outcome: done; already (mine, and so ended before); lost (no
 --   record under this claim id); refused (mine, but ended otherwise).
 -- Locks: the records, in the order of their ids, at most 200 ms each; writes them and one reply each.
