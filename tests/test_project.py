@@ -149,6 +149,10 @@ def test_every_module_says_what_lives_in_it():
 
 def test_the_code_map_names_every_part_of_the_package():
     page = (ROOT / "ARCHITECTURE.md").read_text("utf-8")
-    parts = {Path(name).parts[1].removesuffix(".py") for name, _ in texts() if name.startswith("gateway/") and name.endswith(".py")}
+    parts = {
+        Path(name).parts[1].removesuffix(".py")
+        for name, _ in texts()
+        if name.startswith("gateway/") and name.endswith(".py")
+    }
     unnamed = [part for part in sorted(parts - {"__init__", "__main__"}) if f"`{part}" not in page]
     assert unnamed == []

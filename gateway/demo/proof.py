@@ -184,6 +184,9 @@ def run(*, stay: bool = False, path: Path = CONFIG) -> int:
     except (GatewayError, ChildFailedError) as error:
         page.fault(str(error))
         return 3
+    except aiohttp.ClientError as error:
+        page.fault(f"The proof broke off: {error or type(error).__name__}. The logs in {FOLDER}/ say more.")
+        return 3
     except KeyboardInterrupt:
         page.note("Stopped.")
         return 130
@@ -211,6 +214,8 @@ def _run(config: Config, stack: contextlib.ExitStack, page: Page, *, stay: bool)
         Child("gateway", [program, "serve", str(config.path)], FOLDER / "gateway.log", {"GATEWAY_DSN": dsn})
     )
     stack.callback(children[1].stop)
+    host, _, port = config.listen.rpartition(":")
+    children[1].wait_until_listening(host, int(port))
     good = asyncio.run(_prove(config, children[1], gateway, ledger, page))
     if stay:
         page.invitation(gateway, ledger, f"http://{config.monitor}", FOLDER)
