@@ -190,8 +190,10 @@ def _policy(at: _Checks, name: str) -> Iterator[Fault]:
     merged = layers.merge(stack)
     if merged.fields.get("mode") == Mode.PASS.value:
         return
+    incomplete = any(_unknown(at, layer.fields.get("extends")) for layer in stack)
     for question, answer in QUESTIONS.items():
-        refused = any((*layer.loc, question) in at.cut for layer in stack if layer.loc)
+        # Answered, though wrongly, or perhaps by a policy that is not there: a fault already.
+        refused = incomplete or any((*layer.loc, question) in at.cut for layer in stack if layer.loc)
         if question not in merged.fields and not refused:
             yield at.fault(("routes", name, question), f"is not answered: {answer}")
     try:
@@ -210,6 +212,10 @@ def _policy(at: _Checks, name: str) -> Iterator[Fault]:
     if policy.key.header.decode() in _NO_KEY:
         yield at.fault((*merged.origin["key"], "header"), f"{policy.key.name} cannot carry a key; name another header")
     yield from _memory(at, name, merged, policy)
+
+
+def _unknown(at: _Checks, extends: Any) -> bool:
+    return isinstance(extends, str) and extends not in BUILT_IN and extends not in at.map("policies")
 
 
 def _memory(at: _Checks, name: str, merged: Merged, policy: Policy) -> Iterator[Fault]:

@@ -56,6 +56,8 @@ def load(path: Path | str, environment: Mapping[str, str] | None = None) -> Conf
     path = Path(path)
     document = source.read(path, os.environ if environment is None else environment)
     file, tree, cut, faults = _validate(document)
+    unread = {fault.path for fault in document.faults}
+    faults = [fault for fault in faults if fault.path not in unread]  # what follows from a value that was not read
     faults += document.faults
     faults += checks.faults(document, tree, cut)
     if faults or file is None:
