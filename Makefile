@@ -61,7 +61,7 @@ lock: $(READY) ## resolve the dependencies anew and write both lock files
 	@rm -rf build/lock
 
 clean: ## remove everything that the other targets made
-	@rm -rf $(VENV) .demo build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	@rm -rf $(VENV) .demo .idempotency-gateway build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(READY): requirements-dev.lock pyproject.toml

@@ -12,6 +12,7 @@ from pathlib import Path
 from bench import cpu, report, servers
 from bench.load import drive
 from bench.scenarios import Scenario, at
+from gateway.store import embedded
 
 WANTED = 0.75
 """The most CPU that the protected path may use per request, over the plain proxy's (32 connections, unique keys)."""
@@ -62,7 +63,7 @@ def main() -> int:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-")))
         dsn = None
         if any(one.server == "gateway" for one in scenarios):
-            dsn = given.dsn or stack.enter_context(servers.embedded(folder / "postgres"))
+            dsn = given.dsn or stack.enter_context(embedded.running(folder / "postgres"))
             servers.fresh_schema(dsn)
         up = stack.enter_context(servers.running(folder, dsn, server_core, rest))
         results: dict[Scenario, list[report.Round]] = {one: [] for one in scenarios}

@@ -156,6 +156,6 @@ def test_a_child_that_ignores_sigterm_is_killed(tmp_path):
 
 
 def test_a_child_that_is_late_is_told_from_one_that_ended(tmp_path):
-    with Child("clerk", [sys.executable, "-c", "import time; time.sleep(60)"], tmp_path / "log") as child:
-        with pytest.raises(ChildFailedError, match="The clerk was not ready in time"):
-            child.wait_until("never", 0.1)
+    child = Child("clerk", [sys.executable, "-c", "import time; time.sleep(60)"], tmp_path / "log")
+    with child, pytest.raises(ChildFailedError, match="The clerk was not ready in time"):
+        child.wait_until("never", 0.1)
