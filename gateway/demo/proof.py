@@ -34,6 +34,7 @@ CONFIG = Path(__file__).parents[2] / "config" / "demo.yaml"
 FOLDER = Path(".demo")
 AT_ONCE = 20
 READY_WITHIN_SECONDS = 30.0
+ANSWER_WITHIN_SECONDS = 20.0
 SCOPE = {"X-Customer-Id": "C-4711"}
 
 
@@ -184,8 +185,8 @@ def run(*, stay: bool = False, path: Path = CONFIG) -> int:
     except (GatewayError, ChildFailedError) as error:
         page.fault(str(error))
         return 3
-    except aiohttp.ClientError as error:
-        page.fault(f"The proof broke off: {error or type(error).__name__}. The logs in {FOLDER}/ say more.")
+    except (aiohttp.ClientError, TimeoutError) as error:
+        page.fault(f"The proof broke off ({str(error) or type(error).__name__}); the logs in {FOLDER}/ say more.")
         return 3
     except KeyboardInterrupt:
         page.note("Stopped.")
@@ -225,7 +226,9 @@ def _run(config: Config, stack: contextlib.ExitStack, page: Page, *, stay: bool)
 
 async def _prove(config: Config, child: Child, gateway: str, ledger: str, page: Page) -> bool:
     connector = aiohttp.TCPConnector(limit=AT_ONCE)
-    async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=60)) as session:
+    async with aiohttp.ClientSession(
+        connector=connector, timeout=aiohttp.ClientTimeout(total=ANSWER_WITHIN_SECONDS)
+    ) as session:
         await _ready(session, f"http://{config.monitor}/readyz", child)
         page.note(f"gateway {gateway}, before the ledger {ledger}")
         return await Proof(gateway, ledger, session, page).all()
