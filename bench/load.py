@@ -26,10 +26,10 @@ class Load:
         return self.requests / self.seconds
 
 
-def drive(url: str, keys: str, seed: str, *, connections: int, seconds: float, cores: set[int]) -> Load:
+def drive(url: str, keys: str, seed: str, *, connections: int, seconds: int, cores: set[int]) -> Load:
     """Send POSTs for so long over so many connections. `keys`: "unique" ones that begin with `seed`, or that "one"."""
     output = subprocess.run(
-        ["wrk", "-t1", f"-c{connections}", f"-d{seconds:g}s", "--timeout=10s", f"-s{SCRIPT}", url, "--", keys, seed],
+        ["wrk", "-t1", f"-c{connections}", f"-d{seconds}s", "--timeout=10s", f"-s{SCRIPT}", url, "--", keys, seed],
         check=True,
         capture_output=True,
         text=True,
