@@ -3,6 +3,8 @@
 Expected results (a lease that is held, an upstream that refused) are values in `model`, never exceptions.
 """
 
+from gateway.model import NeverSent, NoReply
+
 
 class GatewayError(Exception):
     """Root of the gateway's own exceptions. Its text is one sentence that says what to do."""
@@ -25,3 +27,11 @@ class StoreError(GatewayError):
 
 class SchemaError(StoreError):
     """The schema is missing, older than this code needs, or not compatible with it. Says which command mends it."""
+
+
+class UpstreamFailed(GatewayError):  # noqa: N818 -- a failure, in the words of model.UpstreamFailure
+    """A streamed request has no answer: `failure` says whether a byte was sent, and why."""
+
+    def __init__(self, failure: NeverSent | NoReply) -> None:
+        super().__init__(f"The upstream gave no answer: {failure.cause}.")
+        self.failure = failure
