@@ -6,10 +6,11 @@ credential: an `Authorization` part is known by its digest.
 
 import hashlib
 from collections.abc import Sequence
-from typing import Final, Literal, Protocol
+from typing import Final, Literal
 
 import msgspec
 
+from gateway.config.policy import KeySource, ScopePart
 from gateway.model import Fields, Identity
 
 RECIPE: Final = b"idempotency-gateway record 1"
@@ -19,28 +20,6 @@ LONGEST_PART: Final = 1024
 """Bytes of a scope part's value, at most: it is stored and searched with every record."""
 
 KeyFault = Literal["repeated", "empty", "too_long", "not_printable", "not_a_string"]
-
-
-class ScopePart(Protocol):
-    """One part of a policy's scope: `gateway.config.ScopePart`."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def kind(self) -> Literal["header", "authorization"]: ...
-    @property
-    def header(self) -> bytes: ...
-    @property
-    def trusted_only(self) -> bool: ...
-
-
-class KeySource(Protocol):
-    """Where a policy's key is: `gateway.config.KeySource`. `max_length` in characters of the key itself."""
-
-    @property
-    def header(self) -> bytes: ...
-    @property
-    def max_length(self) -> int: ...
 
 
 class Refusal(msgspec.Struct, frozen=True, gc=False):
@@ -59,7 +38,7 @@ def identify(
     """
     sent = seen.get(key.header)
     if sent is None:
-        return Refusal("key-missing", {"header": _title(key.header)})
+        return Refusal("key-missing", {"header": key.name})
     text, fault = ("", "repeated") if isinstance(sent, list) else read_key(sent, key.max_length)
     if fault is not None:
         return Refusal("key-invalid", {"reason": fault})
@@ -157,10 +136,6 @@ def record_id(service: str, operation: str, parts: Sequence[tuple[str, str]], ke
 def readable(parts: Sequence[tuple[str, str]]) -> str:
     """Return the sorted scope parts for people: `customer=C-4711,tenant=x`, with `%` and `,` in values escaped."""
     return ",".join([f"{name}={whose.replace('%', '%25').replace(',', '%2C')}" for name, whose in parts])
-
-
-def _title(header: bytes) -> str:
-    return "-".join(word.capitalize() for word in header.decode("ascii").split("-"))
 
 
 __all__ = [

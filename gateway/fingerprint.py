@@ -1,0 +1,218 @@
+"""What a request says, as a digest: two requests with one key are retries of each other if their fingerprints agree.
+
+Told apart are method, host, path, query, chosen headers, media type and body. A JSON body counts by its content:
+member order, white space and the way a string is escaped do not matter; the order of arrays, and every number as it
+is written, do (`1`, `1.0` and `1e0` are three). Whatever is not plainly JSON counts by its bytes, under another tag,
+so that no doubt ever makes two requests equal. What a `recipe` is, is said at `recipe`.
+"""
+
+import hashlib
+import json
+import re
+from typing import Final
+
+import msgspec
+
+from gateway.config.policy import BodyForm, FingerprintSettings
+from gateway.model import Fields, Fingerprint
+
+VERSION: Final = 1
+"""Of the algorithm. Any change to what a digest is made of counts it up; old records are then told by their recipe."""
+
+DEEPEST: Final = 256
+"""Levels of nesting that are read as JSON. Far within the interpreter's own bound, which moves with its stack."""
+
+LONGEST: Final = 1024 * 1024
+"""Bytes that are read as JSON, at most: larger bodies count by their bytes and do not hold up the event loop."""
+
+LONGEST_LITERAL: Final = 256 * 1024
+"""The same for the literal path, which is several times slower."""
+
+
+class Recipe(msgspec.Struct, frozen=True):
+    """Settings with the number that identifies them and the algorithm: a signed 32-bit integer, kept with each
+    fingerprint. Digests of different recipes are never compared.
+    """
+
+    number: int
+    settings: FingerprintSettings
+
+
+def recipe(settings: FingerprintSettings) -> Recipe:
+    """Return the recipe of a policy's settings. Made once per policy, and the same in every process and release."""
+    parts = (b"%d" % VERSION, settings.body.value.encode(), b"query" if settings.query else b"", *settings.headers)
+    return Recipe(int.from_bytes(hashlib.sha256(_joined(parts)).digest()[:4], "big", signed=True), settings)
+
+
+class Content:
+    """A protected request as it is fingerprinted. Digests are made when they are asked for, and once.
+
+    `target` and `host` are those that are forwarded; `seen` is the received view of the header lines.
+    """
+
+    __slots__ = ("_body", "_fingerprint", "_host", "_method", "_recipe", "_seen", "_target", "raw_digest")
+
+    def __init__(self, recipe: Recipe, method: bytes, host: bytes, target: bytes, seen: Fields, body: bytes) -> None:
+        self._recipe = recipe
+        self._method = method
+        self._host = host
+        self._target = target
+        self._seen = seen
+        self._body = body
+        self._fingerprint: Fingerprint | None = None
+        self.raw_digest = hashlib.sha256(self._head(recipe.settings) + self._raw(recipe.settings)).digest()
+        """Digest by the body's bytes: where two are equal, so are the fingerprints, at a fraction of the cost."""
+
+    def fingerprint(self) -> Fingerprint:
+        """Return the fingerprint by the policy's own recipe."""
+        if self._fingerprint is None:
+            self._fingerprint = self._by(self._recipe)
+        return self._fingerprint
+
+    def fingerprint_like(self, stored: Fingerprint) -> Fingerprint:
+        """Return the fingerprint by the recipe of `stored`; `stored` itself if that recipe cannot be known.
+
+        Known are this version's, for any `body` and `query` and either the policy's headers or none: after such an
+        edit a record still tells a retry from another request. Any other recipe counts as equal, never as a mismatch.
+        """
+        own = self.fingerprint()
+        if stored.recipe == own.recipe:
+            return own
+        for headers in {self._recipe.settings.headers, ()}:
+            for body in BodyForm:
+                for query in (True, False):
+                    known = recipe(FingerprintSettings(body, query, headers))
+                    if known.number == stored.recipe:
+                        return self._by(known)
+        return stored
+
+    def _by(self, recipe: Recipe) -> Fingerprint:
+        settings = recipe.settings
+        plain = None
+        if settings.body is BodyForm.JSON or (settings.body is BodyForm.AUTO and _is_json(self._media_type())):
+            plain = canonical_json(self._body)
+        body = self._raw(settings) if plain is None else b"json:" + plain
+        return Fingerprint(recipe.number, hashlib.sha256(self._head(settings) + body).digest())
+
+    def _raw(self, settings: FingerprintSettings) -> bytes:
+        return b"raw:" if settings.body is BodyForm.NONE else b"raw:" + self._body
+
+    def _head(self, settings: FingerprintSettings) -> bytes:
+        path, mark, query = self._target.partition(b"?")
+        parts = [self._method, self._host.lower(), path]
+        if settings.query:
+            parts.append(mark + query)
+        if settings.body is not BodyForm.NONE:
+            parts.append(self._media_type() if self._body else b"")  # no body and an empty one are the same
+        for name in settings.headers:
+            values = _all(self._seen, name)
+            parts.append(b"%d" % len(values))
+            parts.extend(values)
+        return _joined(parts)
+
+    def _media_type(self) -> bytes:
+        """Type and subtype, lower-case: parameters such as `charset` come and go between attempts."""
+        return b",".join([value.partition(b";")[0].strip().lower() for value in _all(self._seen, b"content-type")])
+
+
+def _is_json(media_type: bytes) -> bool:
+    return media_type in (b"application/json", b"text/json") or media_type.endswith(b"+json")
+
+
+def _all(seen: Fields, name: bytes) -> list[bytes]:
+    value = seen.get(name)
+    if value is None:
+        return []
+    return value if isinstance(value, list) else [value]
+
+
+def _joined(parts: tuple[bytes, ...] | list[bytes]) -> bytes:
+    """Each part with its length before it: no content of one part can pass for the start of the next."""
+    return b"".join([b"%d:%b" % (len(part), part) for part in parts])
+
+
+# ---- JSON -------------------------------------------------------------------------------------------------------
+
+_decode = msgspec.json.Decoder(float_hook=msgspec.Raw).decode  # a float stays the text it was
+_encode = msgspec.json.Encoder(order="deterministic").encode
+_MINUS_ZERO = re.compile(rb"-0(?![0-9.eE])")
+
+
+def canonical_json(body: bytes) -> bytes | None:
+    """Return a JSON text (RFC 8259) with sorted members, no white space and numbers as written; None for what is no
+    JSON, or longer or deeper than is read here. Two texts have the same canonical form only if they have the same
+    content, repeated members and the sign of `-0` included. Never raises.
+
+    Decoding in C loses exactly two things: all but the last of repeated members, and the sign of an integer zero.
+    A lost member takes at least one colon with it, and only an escaped colon could make up for it. Where either may
+    have happened, the literal path decides.
+    """
+    if len(body) > LONGEST:
+        return None
+    try:
+        value = _decode(body)
+        if body.count(b"[") + body.count(b"{") > DEEPEST and _deeper(value, DEEPEST):
+            return None
+        text = _encode(value)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return None
+    if (
+        text.count(b":") == body.count(b":")
+        and b"\\u003a" not in body
+        and b"\\u003A" not in body
+        and _MINUS_ZERO.search(body) is None
+    ):
+        return text
+    return _literal_json(body) if len(body) <= LONGEST_LITERAL else None
+
+
+def _literal_json(body: bytes) -> bytes | None:
+    """The same without losing anything: every number as its text, repeated members in their order."""
+    try:
+        return _encode(
+            json.loads(
+                body.decode("utf-8"),
+                parse_int=msgspec.Raw,
+                parse_float=msgspec.Raw,
+                parse_constant=_refuse_constant,
+                object_pairs_hook=_members,
+            )
+        )
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return None
+
+
+def _members(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    found = dict(pairs)
+    if len(found) == len(pairs):
+        return found
+    repeated: dict[str, list[object]] = {}
+    for name, value in pairs:
+        repeated.setdefault(name, []).append(value)
+    # `repeated` without quotation marks is no JSON value, so this array cannot be one that somebody sent.
+    return {
+        name: values[0] if len(values) == 1 else [msgspec.Raw(b"repeated"), *values]
+        for name, values in repeated.items()
+    }
+
+
+def _refuse_constant(_: str) -> object:
+    raise ValueError("NaN and Infinity are no JSON.")
+
+
+def _deeper(value: object, levels: int) -> bool:
+    """Whether containers are nested deeper than `levels`, level by level and without recursion."""
+    level = [value]
+    for _ in range(levels):
+        level = [
+            child
+            for container in level
+            for child in (container.values() if isinstance(container, dict) else container)  # type: ignore[attr-defined]
+            if isinstance(child, (dict, list))
+        ]
+        if not level:
+            return False
+    return True
+
+
+__all__ = ["DEEPEST", "LONGEST", "LONGEST_LITERAL", "VERSION", "Content", "Recipe", "canonical_json", "recipe"]
