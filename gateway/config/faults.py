@@ -22,13 +22,20 @@ _REQUIRED = {
 }
 
 
-def faults_of(error: ValidationError, document: Document) -> list[tuple[Loc, Fault]]:
-    """Each error with the path at fault."""
+def faults_of(error: ValidationError, document: Document) -> list[tuple[Loc | None, Fault]]:
+    """Each error with the path of the value at fault, None where one is missing."""
     found = []
-    for detail in error.errors(include_url=False):
+    details = error.errors(include_url=False)
+    for detail in details:
+        place = detail["loc"]
+        inside = any(other["loc"][: len(place)] == place != other["loc"] for other in details)
+        if detail["type"] == "too_short" and inside:
+            continue  # pydantic counts only the items that are well
         loc = tuple(part for part in detail["loc"] if part != "[key]")
         exact = detail["type"] in {"missing", "extra_forbidden"}
-        found.append((loc, document.fault(loc, _sentence(detail, loc), exact=exact)))
+        found.append(
+            (None if detail["type"] == "missing" else loc, document.fault(loc, _sentence(detail, loc), exact=exact))
+        )
     return found
 
 

@@ -102,9 +102,7 @@ def _validate(document: Document) -> tuple[File | None, dict[str, Any], set[Loc]
     tree = _copied(document.value)
     cut = set()
     for loc, _ in found:
-        if document.known(loc) != loc and document.known(loc) == loc[:-1] and isinstance(_at(tree, loc[:-1]), dict):
-            continue  # something is missing there: nothing to cut
-        here = document.known(loc)
+        here = document.known(loc or ())
         while here and isinstance(here[-1], int):
             here = here[:-1]  # positions in a list must not move, so the whole list goes
         if here:
