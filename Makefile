@@ -38,7 +38,7 @@ test: $(READY) ## all tests, with an embedded PostgreSQL or the one in GATEWAY_T
 
 check: $(READY) ## format, lint, layers, types and the unit tests, in seconds
 	@$(BIN)/ruff format --check --quiet . || { echo 'Some files are not formatted: run `make format`.'; exit 1; }
-	@$(BIN)/ruff check --quiet .
+	@$(BIN)/ruff check --quiet --output-format=concise .
 	@$(BIN)/lint-imports --no-logo > $(VENV)/layers.txt 2>&1 || { cat $(VENV)/layers.txt; exit 1; }
 	@$(BIN)/mypy --no-error-summary
 	@$(BIN)/python -m pytest -q $(UNIT_TESTS)
