@@ -69,9 +69,9 @@ def built_in(name: str) -> str:
         hint = f"did you mean {near[0]}?" if near else f"built in are {' and '.join(BUILT_IN)}."
         raise GatewayError(f"No built-in policy has the name {name!r}; {hint}")
     merged = merge([Layer(BASE, ()), Layer(BUILT_IN[name], ())])
-    statuses: dict[int | str, Settlement] = {**merged.classes, **merged.exact}
+    statuses = [*merged.classes.items(), *merged.exact.items()]
     outcomes = {
-        key: [status for status, settlement in statuses.items() if settlement is wanted]
+        key: [status for status, settlement in statuses if settlement is wanted]
         for key, wanted in (("store", Settlement.COMPLETE), ("release", Settlement.RELEASE), ("hold", Settlement.HOLD))
     }
     fields = {**merged.fields, "outcomes": outcomes}
