@@ -1,12 +1,12 @@
 """Upkeep on a real PostgreSQL: partitions opened and closed beside traffic and readers, forgotten records deleted."""
 
 import asyncio
+import contextlib
 import datetime as dt
 import itertools
 import secrets
 import uuid
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator
 
 import asyncpg
 import pytest
@@ -116,26 +116,36 @@ class Bench:
     async def ids(self) -> set[bytes]:
         return {row["id"] for row in await self.connection.fetch(f'SELECT id FROM "{self.schema}".idempotency_record')}
 
-    @asynccontextmanager
-    async def reader(self) -> AsyncIterator[asyncpg.Connection]:
-        """A transaction that has read the replies, and keeps its snapshot and its locks."""
+    @contextlib.asynccontextmanager
+    async def other(self) -> AsyncIterator[asyncpg.Connection]:
+        """One more connection."""
         connection = await asyncpg.connect(self.dsn)
         try:
+            yield connection
+        finally:
+            await connection.close(timeout=5)
+
+    @contextlib.asynccontextmanager
+    async def reader(self) -> AsyncIterator[asyncpg.Connection]:
+        """A transaction that has read the replies, and keeps its snapshot and its locks."""
+        async with self.other() as connection:
             await connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
             await connection.fetch(f"SELECT id FROM {self.replies}")
             yield connection
-        finally:
-            await connection.close()
+
+    async def until(self, probe: str, *arguments: object) -> object:
+        """Ask until the answer is neither false nor NULL, and return it; in vain for 30 s is an error."""
+        async with asyncio.timeout(30):
+            while not (answer := await self.connection.fetchval(probe, *arguments)):
+                pass
+        return answer
 
     async def waiting_backend(self) -> int:
         """Wait until the detach of a partition waits for a reader; its process id."""
-        while True:
-            pid = await self.connection.fetchval(
-                "SELECT pid FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE $1",
-                f"ALTER TABLE {self.schema}.idempotency_response DETACH%",
-            )
-            if pid is not None:
-                return pid
+        return await self.until(
+            "SELECT pid FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE $1",
+            f"ALTER TABLE {self.schema}.idempotency_response DETACH%",
+        )
 
 
 @pytest.fixture
@@ -144,8 +154,7 @@ async def bench(dsn: str, schema: str) -> AsyncIterator[Bench]:
     connection = await asyncpg.connect(dsn)
     for row in await connection.fetch(query("partition_list", schema), schema):
         await connection.execute(f'DROP TABLE "{schema}"."{row["name"]}"')
-    async with asyncio.timeout(60):
-        yield Bench(dsn, schema, connection)
+    yield Bench(dsn, schema, connection)
     await connection.close()
 
 
@@ -237,11 +246,10 @@ async def test_days_that_were_opened_for_a_short_retention_are_kept_when_it_grow
 
 
 async def test_many_gateways_open_partitions_at_once_and_none_fails_or_waits(bench):
-    connections = [await asyncpg.connect(bench.dsn) for _ in range(8)]
     until = dt.date(2027, 1, 20)
-    opened = await asyncio.gather(*(open_partitions(c, bench.schema, until, NEW_YEAR.date()) for c in connections))
-    for connection in connections:
-        await connection.close()
+    async with contextlib.AsyncExitStack() as stack:
+        connections = [await stack.enter_async_context(bench.other()) for _ in range(8)]
+        opened = await asyncio.gather(*(open_partitions(c, bench.schema, until, NEW_YEAR.date()) for c in connections))
     assert sum(opened) == 20
     assert len(await bench.days()) == 20
 
@@ -309,14 +317,14 @@ async def test_the_lock_is_held_without_a_snapshot_that_others_would_wait_for_an
         bench.schema,
     )
     async with upkeep.alone():
-        idle = False
-        while not idle:
-            row = await bench.connection.fetchrow(
-                "SELECT state, backend_xmin, backend_xid, state_change < clock_timestamp() - interval '100 ms'"
-                " FROM pg_stat_activity WHERE application_name = 'holder'"
-            )
-            assert row[:3] == ("idle in transaction", None, None)
-            idle = row[3]
+        await bench.until(
+            "SELECT state_change < clock_timestamp() - interval '100 ms' FROM pg_stat_activity"
+            " WHERE application_name = 'holder'"
+        )
+        rows = await bench.connection.fetch(
+            "SELECT state, backend_xmin, backend_xid FROM pg_stat_activity WHERE application_name = 'holder'"
+        )
+    assert [tuple(row) for row in rows] == [("idle in transaction", None, None)]
 
 
 async def test_an_unreachable_store_is_one_clear_fault(bench):
@@ -511,56 +519,34 @@ async def test_c52_more_records_of_one_expiry_than_a_batch_holds_are_all_deleted
 
 
 async def test_c52_a_record_that_somebody_holds_locked_is_skipped_and_taken_by_a_later_sweep(bench):
-    locked, free = await bench.add_record(NEW_YEAR), await bench.add_record(NEW_YEAR + SECOND)
-    claimer = await asyncpg.connect(bench.dsn)
-    transaction = claimer.transaction()
-    await transaction.start()
-    await claimer.execute(f'SELECT FROM "{bench.schema}".idempotency_record WHERE id = $1 FOR UPDATE', locked)
-    assert (await bench.janitor.run_once(NEW_YEAR + DAY)).deleted == 1
-    assert await bench.ids() == {locked}
-    assert free not in await bench.ids()
-    await transaction.rollback()
-    await claimer.close()
+    locked = await bench.add_record(NEW_YEAR)
+    await bench.add_record(NEW_YEAR + SECOND)
+    async with bench.other() as claimer:
+        await claimer.execute("BEGIN")
+        await claimer.execute(f'SELECT FROM "{bench.schema}".idempotency_record WHERE id = $1 FOR UPDATE', locked)
+        assert (await bench.janitor.run_once(NEW_YEAR + DAY)).deleted == 1
+        assert await bench.ids() == {locked}
     assert (await bench.another().run_once(NEW_YEAR + DAY)).deleted == 1
 
 
 async def test_c52_a_record_extended_between_choosing_and_deleting_survives(bench):
     record_id = await bench.add_record(NEW_YEAR)
-    # The choosing snapshot is older than the extension: repeat it as the janitor's statement would meet it.
-    janitor = await asyncpg.connect(bench.dsn)
-    gate = hold_at_first_row(bench.schema)
-    await bench.connection.execute(gate.create)
-    await bench.connection.execute("SELECT pg_advisory_lock(4711)")
-    deleting = asyncio.create_task(
-        janitor.fetchrow(gate.delete(query("janitor_delete", bench.schema)), 10, None, NEW_YEAR)
-    )
-    await gate.reached(bench.connection)
+    # A gate stops the deletion when its snapshot is taken and the row is found, before the row is locked.
     await bench.connection.execute(
-        f'UPDATE "{bench.schema}".idempotency_record SET expires_at = $2 WHERE id = $1', record_id, NEW_YEAR + DAY
+        f'CREATE FUNCTION "{bench.schema}".gate() RETURNS boolean LANGUAGE sql VOLATILE'
+        " AS 'SELECT pg_advisory_xact_lock_shared(4711) IS NOT NULL'"
     )
-    await bench.connection.execute("SELECT pg_advisory_unlock(4711)")
-    assert (await deleting)["deleted"] == 0
+    gated = query("janitor_delete", bench.schema).replace("WHERE", f'WHERE "{bench.schema}".gate() AND', 1)
+    async with bench.other() as janitor, bench.other() as keeper:
+        await keeper.execute("SELECT pg_advisory_lock(4711)")
+        deleting = asyncio.create_task(janitor.fetchval(gated, 10, None, NEW_YEAR))
+        await bench.until("SELECT EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' AND NOT granted)")
+        await bench.connection.execute(
+            f'UPDATE "{bench.schema}".idempotency_record SET expires_at = $2 WHERE id = $1', record_id, NEW_YEAR + DAY
+        )
+        await keeper.execute("SELECT pg_advisory_unlock(4711)")
+        assert await deleting == 0
     assert await bench.ids() == {record_id}
-    await janitor.close()
-
-
-class hold_at_first_row:  # noqa: N801 -- reads as a verb
-    """Makes a deletion stop, its snapshot taken, until an advisory lock is free."""
-
-    def __init__(self, schema: str) -> None:
-        self.create = (
-            f'CREATE FUNCTION "{schema}".gate() RETURNS boolean LANGUAGE sql VOLATILE'
-            " AS 'SELECT pg_advisory_xact_lock_shared(4711) IS NOT NULL'"
-        )
-        self.delete: Callable[[str], str] = lambda statement: statement.replace(
-            "WHERE", f'WHERE "{schema}".gate() AND', 1
-        )
-
-    async def reached(self, connection: asyncpg.Connection) -> None:
-        while not await connection.fetchval(
-            "SELECT EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' AND objid = 4711 AND NOT granted)"
-        ):
-            pass
 
 
 async def test_two_deletions_at_once_skip_each_others_rows(bench):
