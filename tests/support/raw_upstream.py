@@ -10,9 +10,9 @@
     RawUpstream(script)                                              # async def script(turn: Turn) -> None
 
 Actions: `reply`, `chunked`, `play` (canned bytes), `close`, `reset`, `hang`, `wait_for(event)`, `endless`, and
-`then(a, b)` to run them in order. A request *executes* when it has been read to its end, before its action runs; `early(action)`
-runs its action on the head alone, without executing anything. After its actions the connection is kept alive, unless
-one of them closed it or the request said `Connection: close`.
+`then(a, b)` to run them in order. A request *executes* when it has been read to its end, before its action runs;
+`early(action)` runs its action on the head alone, without executing anything. After its actions the connection is
+kept alive, unless one of them closed it or the request said `Connection: close`.
 """
 
 import asyncio
