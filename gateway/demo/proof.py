@@ -178,6 +178,8 @@ def run(*, stay: bool = False, path: Path = CONFIG) -> int:
     """Start everything, prove, and serve on if `stay`. Returns 0 if all was as promised, 1 if not, 3 if not started."""
     page = Page(sys.stdout)
     try:
+        if not path.exists():
+            raise GatewayError(f"There is no {path}: run the demo in a clone of the repository, or give --config FILE.")
         config = load(path)
         _refuse_busy_ports(config, path)
         with _ended_always() as stack:
