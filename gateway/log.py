@@ -45,13 +45,13 @@ class RequestLine(msgspec.Struct, frozen=True, gc=False):
 class Log:
     """Writes lines to `out`, standard output unless given."""
 
-    def __init__(self, service: str, level: Level = "info", out: BinaryIO | None = None) -> None:
+    def __init__(self, service: str, level: str = "info", out: BinaryIO | None = None) -> None:
         self.service = service
         self._threshold = _LEVELS[level]
         self._out = out if out is not None else sys.stdout.buffer
         self._lines: list[bytes] = []
         self._encode = msgspec.json.Encoder().encode
-        self._second = 0
+        self._second = -1
         self._second_text = ""
 
     def timestamp(self, unix: float) -> str:

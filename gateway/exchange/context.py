@@ -7,7 +7,7 @@ import random
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import msgspec
 
@@ -66,11 +66,12 @@ class Answer(msgspec.Struct):
 
 
 class Limits(msgspec.Struct, frozen=True):
-    """Bounds: exchanges at once, bytes of cached replies, and how long an answer waits for the store."""
+    """Bounds: exchanges at once, bytes of cached replies, how long an answer waits for the store, bytes of bodies."""
 
     in_flight: int
     replay_cache_bytes: int
     store_timeout_seconds: float
+    buffer_memory_bytes: int = 128 * 1024 * 1024
 
 
 class Context:
@@ -96,6 +97,8 @@ class Context:
         self.replies = ReplyCache(limits.replay_cache_bytes)
         self.draining = False
         self.buffer_bytes = 0
+        self.adopting = 0
+        """Exchanges that were answered without a lease and wait for the store to come back."""
         self._type_base = type_base
         self._durations: dict[str, deque[float]] = {}
 
@@ -106,7 +109,7 @@ class Context:
             durations = self._durations[route] = deque(maxlen=64)
         durations.append(seconds)
 
-    def problem(self, call: Call, outcome: Outcome, code: str, **members: object) -> Answer:
+    def problem(self, call: Call, outcome: Outcome, code: str, **members: Any) -> Answer:
         """Return one of the gateway's own answers."""
         problem = wire.problem(
             code, type_base=self._type_base, request_id=call.request_id, record=call.identity.record, **members

@@ -6,9 +6,10 @@ socket (the ports do), and reads no clock but those of its context.
 """
 
 import asyncio
+import math
 import uuid
 from collections.abc import Callable
-from typing import Literal, assert_never
+from typing import Any, Literal, assert_never
 
 import msgspec
 
@@ -39,6 +40,9 @@ from gateway.model import (
 _CLAIMS_AT_MOST = 4
 """Claims of one exchange: the first, and again for another recipe or for a lease that was no longer trusted."""
 
+_ADOPTED_BYTES = 4096
+"""What an exchange weighs, beside its bodies, that waits for the store to come back."""
+
 _Owed = Callable[[SettleOutcome | None], Answer]
 """Makes the client's answer from what the store said of the settlement; None when it has not said anything in time."""
 
@@ -47,7 +51,8 @@ class Exchange:
     """One protected request, from its claim to the store's definite word on its settlement."""
 
     __slots__ = (
-        "_answer_by",
+        "_adopting",
+        "_asked_at",
         "_buffered",
         "_claims",
         "_context",
@@ -88,14 +93,17 @@ class Exchange:
         self.took_over: TookOver | None = None
         self._context = context
         self._finished = finished
-        self._phase: Literal["claiming", "sending", "settling", "done"] = "claiming"
+        self._phase: Literal["claiming", "replaying", "sending", "settling", "done"] = "claiming"
         self._claims = 0
+        self._asked_at = 0.0
+        self._adopting = False
         self._sending: Sending | None = None
         self._sent_at = 0.0
         self._upstream_seconds = 0.0
-        self._respond_by = self.began + call.policy.respond_within_ms / 1000
+        policy = call.policy
+        own_bound = policy.respond_within_ms < policy.upstream_timeout_ms
+        self._respond_by = self.began + policy.respond_within_ms / 1000 if own_bound else math.inf
         self._upstream_by = 0.0
-        self._answer_by = 0.0
         self._lines: wire.ReplyLines | None = None
         self._stream: BodyStream | None = None
         self._verdict: decision.Verdict | None = None
@@ -103,6 +111,11 @@ class Exchange:
         self._owed: _Owed | None = None
         self._buffered = 0
         self._buffer(len(call.body))
+
+    @property
+    def _answer_by(self) -> float:
+        """Until when the client waits for the store to acknowledge the settlement."""
+        return self._asked_at + self._context.limits.store_timeout_seconds
 
     @property
     def lost(self) -> bool:
@@ -115,6 +128,7 @@ class Exchange:
         """Ask for the lease; again with the same claim id where the first answer did not serve."""
         self._phase = "claiming"
         self._claims += 1
+        self._asked_at = self._context.boot_clock()
         self._context.store.claim(self._claim_request(), self.on_claim)
 
     def on_claim(self, outcome: ClaimOutcome) -> None:
@@ -127,9 +141,11 @@ class Exchange:
             case decision.Forward():
                 self._on_lease(action)
             case decision.ForwardUnprotected():
+                self.lease = None  # one of an earlier claim is not trusted, or it had not been claimed again
                 self._event("ran_unprotected", cause="store_failure")
                 self._forward()
             case decision.Replay(completed):
+                self._phase = "replaying"
                 self._fetch(completed)
             case decision.ClaimAgain(stored):
                 self.fingerprint = call.content.fingerprint_like(stored)
@@ -142,7 +158,9 @@ class Exchange:
                 assert_never(action)
 
     def _claim_again(self) -> None:
-        if self._claims < _CLAIMS_AT_MOST and not self._context.draining:
+        if self._context.draining:
+            self._abandon("draining")
+        elif self._claims < _CLAIMS_AT_MOST:
             self.claim()
         else:
             self._abandon("store-unavailable")
@@ -153,7 +171,7 @@ class Exchange:
             self.took_over = granted.took_over
             self._context.observer.took_over(self.call.route, granted.took_over)
             if granted.took_over is TookOver.EXPIRED:
-                self._event("ran_again", attempt=granted.attempt)
+                self._event("ran_again")
         self._forward()
 
     def _refusal(self, refuse: decision.Refuse) -> Answer:
@@ -184,26 +202,32 @@ class Exchange:
         )
 
     def on_stored_reply(self, completed: Completed, reply: StoredReply | Unavailable | None) -> None:
-        """Replay what the store kept; a reply that is not there is a tombstone, never an execution."""
+        """Replay what the store kept; a reply that is not there is a tombstone, never an execution.
+
+        Who forwarded and lost the record has a reply of its own to fall back on, and may not say that nothing was sent.
+        """
         context, call = self._context, self.call
-        if isinstance(reply, Unavailable):
-            self._end(context.problem(call, Outcome.REFUSED, "store-unavailable", retry_after=5))
-        elif reply is None or reply.body is None:
-            self._end(self._tombstone(completed.status, None if reply is None else reply.head))
-        else:
-            now, keeps = context.boot_clock(), completed.keeps_ms / 1000
+        if isinstance(reply, StoredReply) and reply.body is not None:
+            keeps = completed.keeps_ms / 1000
             cached = CachedReply(
                 raw_digest=call.content.raw_digest,
                 fingerprint=completed.fingerprint,
                 status=completed.status,
                 head=reply.head,
                 body=reply.body,
-                until=now + min(keeps, LONGEST_SECONDS),
+                until=self._asked_at + min(keeps, LONGEST_SECONDS),
                 expires_unix=context.wall_clock() + keeps,
                 first_seen_unix=completed.first_seen_unix,
             )
             context.replies.put(call.identity.record_id, cached)
             self._end(context.replay(call, cached, "store"))
+        elif self._owed is not None:
+            self._give(self._owed(None))
+            self._finish()
+        elif isinstance(reply, Unavailable):
+            self._end(context.problem(call, Outcome.REFUSED, "store-unavailable", retry_after=5))
+        else:
+            self._end(self._tombstone(completed.status, None if reply is None else reply.head))
 
     def _tombstone(self, status: int | None, kept_head: bytes | None) -> Answer:
         location = None if kept_head is None else wire.location_of(kept_head)
@@ -293,7 +317,7 @@ class Exchange:
         self._phase = "settling"
         self._verdict = verdict
         self._owed = owed
-        self._answer_by = context.boot_clock() + context.limits.store_timeout_seconds
+        self._asked_at = context.boot_clock()
         complete = verdict.settlement is Settlement.COMPLETE
         self._settlement = settlement = SettleRequest(
             record_id=self.call.identity.record_id,
@@ -311,6 +335,9 @@ class Exchange:
             return
         self._give(owed(None))
         if verdict.forwarded:
+            self._adopting = True
+            context.adopting += 1
+            self._buffer(_ADOPTED_BYTES)
             context.store.adopt(self._claim_request(), settlement, self.on_settled)
         else:
             context.store.abandon(self._claim_request())
@@ -332,6 +359,7 @@ class Exchange:
             return
         context.observer.late_reply(self.call.route)
         self._event("late_reply", cause=outcome.value)
+        self._owed = lambda _: owed(outcome)
         if self.answer.done() or self._stream is not None:
             self._give(owed(outcome))
             self._finish()
@@ -339,31 +367,42 @@ class Exchange:
             context.store.look(self.call.identity.record_id, self.on_look)
 
     def on_look(self, completed: Completed | Unavailable | None) -> None:
-        """After a lost lease: if another attempt completed the record, all attempts see that one answer."""
-        if isinstance(completed, Completed) and completed.reply_on is not None:
+        """After a lost lease: if another attempt at this request completed the record, all see that one answer.
+
+        The record may by now be another request's: one that corrected a refusal, or came after the retention.
+        """
+        if self._owed is None:
+            return  # finished meanwhile
+        if (
+            not self.answer.done()
+            and isinstance(completed, Completed)
+            and completed.reply_on is not None
+            and self.call.content.fingerprint_like(completed.fingerprint) == completed.fingerprint
+        ):
             self._fetch(completed)
             return
-        if self._owed is not None:
-            self._give(self._owed(SettleOutcome.LOST))
+        self._give(self._owed(None))
         self._finish()
 
     # ---- time ----------------------------------------------------------------------------------------------------
 
     def tick(self, now: float) -> None:
         """End what has run out of time at `now`, an instant of the boot-time clock."""
-        if self._phase == "sending" and self._sending is not None:
-            if now >= self._upstream_by:
-                was_sent = self._sending.sent
-                self._sending.abort()
-                cause = "http_response_timeout" if was_sent else "connection_timeout"
-                self.on_failure(NoReply(cause, reused=False) if was_sent else NeverSent(cause))
+        sending = self._sending
+        if self._phase == "sending" and sending is not None:
+            if now >= self._upstream_by or (now >= self._respond_by and not sending.sent):
+                sending.abort()
+                if sending.sent:
+                    self.on_failure(NoReply("http_response_timeout", reused=False))
+                else:
+                    self.on_failure(NeverSent("connection_timeout"))
             elif now >= self._respond_by and not self.answer.done():
                 self._give(self._failed(Outcome.OUTSTANDING, "still-running", retry_after=0))
-        elif self._phase == "settling" and now >= self._answer_by and not self.answer.done() and self._owed is not None:
+        elif self._phase == "settling" and self._owed is not None and not self.answer.done() and now >= self._answer_by:
             self._give(self._owed(None))
 
     def stop(self) -> None:
-        """The process ends: hold what was forwarded, abandon what was not. A settlement under way goes on."""
+        """The process ends: hold what was forwarded, abandon what was not. A settlement or a replay goes on."""
         sending = self._sending
         if self._phase == "sending" and sending is not None and sending.sent:
             sending.abort()
@@ -404,7 +443,7 @@ class Exchange:
         answer = Answer(outcome, status, lines.live + marks, body, self._stream, lines.length, reason)
         return self._with_facts(answer)
 
-    def _failed(self, outcome: Outcome, code: str, **members: object) -> Answer:
+    def _failed(self, outcome: Outcome, code: str, **members: Any) -> Answer:
         return self._with_facts(self._context.problem(self.call, outcome, code, **members))
 
     def _with_facts(self, answer: Answer) -> Answer:
@@ -436,7 +475,9 @@ class Exchange:
     def _finish(self) -> None:
         self._phase = "done"
         self._context.buffer_bytes -= self._buffered
+        self._context.adopting -= self._adopting
         self._buffered = 0
+        self._adopting = False
         self._owed = self._settlement = self._sending = None  # no cycles for the collector
         self._finished(self)
 
@@ -474,7 +515,7 @@ class Exchange:
             status=kept.status,
             head=kept.head,
             body=kept.body,
-            until=context.boot_clock() + min(keeps, LONGEST_SECONDS),
+            until=self._asked_at + min(keeps, LONGEST_SECONDS),
             expires_unix=context.wall_clock() + keeps,
             first_seen_unix=self.began_unix,
         )

@@ -13,6 +13,7 @@ class Exchanges:
 
     def __init__(self, context: Context) -> None:
         self.running: dict[bytes, Exchange] = {}
+        """By record; one that lost its lease and was overtaken in this process goes on under its claim id."""
         self._context = context
         self._loop = asyncio.get_running_loop()
 
@@ -30,9 +31,13 @@ class Exchanges:
                 return answer
         if context.draining:
             return context.problem(call, Outcome.REFUSED, "draining", retry_after=1)
-        if len(self.running) >= context.limits.in_flight:
+        limits = context.limits
+        full = len(self.running) - context.adopting >= limits.in_flight
+        if full or context.buffer_bytes >= limits.buffer_memory_bytes:
             return context.problem(call, Outcome.REFUSED, "over-capacity", retry_after=1)
         exchange = Exchange(context, call, self._loop.create_future(), self._finished)
+        if running is not None:
+            self.running[running.claim_id.bytes] = running
         self.running[record_id] = exchange
         exchange.claim()
         return exchange.answer
@@ -51,8 +56,8 @@ class Exchanges:
 
     def _finished(self, exchange: Exchange) -> None:
         record_id = exchange.call.identity.record_id
-        if self.running.get(record_id) is exchange:
-            del self.running[record_id]
+        overtaken = self.running.get(record_id) is not exchange
+        self.running.pop(exchange.claim_id.bytes if overtaken else record_id, None)
 
     def _beside(self, call: Call, running: Exchange) -> Answer:
         """Answer a request that meets a running exchange of this process: no round trip is needed to know it."""
