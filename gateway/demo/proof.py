@@ -178,10 +178,7 @@ def run(*, stay: bool = False, path: Path = CONFIG) -> int:
     """Start everything, prove, and serve on if `stay`. Returns 0 if all was as promised, 1 if not, 3 if not started."""
     page = Page(sys.stdout)
     try:
-        if not path.exists():
-            raise GatewayError(f"There is no {path}: run the demo in a clone of the repository, or give --config FILE.")
-        config = load(path)
-        _refuse_busy_ports(config, path)
+        config = _loaded(path)
         with _ended_always() as stack:
             return _run(config, stack, page, stay=stay)
     except (GatewayError, ChildFailedError) as error:
@@ -276,6 +273,15 @@ def _ended_always() -> Iterator[contextlib.ExitStack]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _loaded(path: Path) -> Config:
+    """Read the configuration and see that its ports are free. Raises GatewayError with what to do."""
+    if not path.exists():
+        raise GatewayError(f"There is no {path}: run the demo in a clone of the repository, or give --config FILE.")
+    config = load(path)
+    _refuse_busy_ports(config, path)
+    return config
 
 
 def _refuse_busy_ports(config: Config, path: Path) -> None:
