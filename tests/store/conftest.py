@@ -1,6 +1,7 @@
 """A migrated schema, stores on it, and short ways to ask them."""
 
 import asyncio
+import datetime as dt
 import hashlib
 import secrets
 import uuid
@@ -22,6 +23,19 @@ from gateway.model import (
     SettleRequest,
 )
 from gateway.store import PostgresStore, migrate
+from gateway.store.sql import query
+from gateway.store.statements import (
+    MAX_ATTEMPTS,
+    abandon_arguments,
+    claim_arguments,
+    claim_outcome,
+    renew_arguments,
+    settle_arguments,
+)
+from gateway.store.upkeep import open_partitions
+
+ZERO = dt.datetime(2040, 1, 1, tzinfo=dt.UTC)
+"""When the tests that say the time begin: long after the server's start."""
 
 
 class Watch:
@@ -137,7 +151,7 @@ def shared_schema_name() -> str:
 
 
 @pytest.fixture
-async def tables(dsn: str, shared_schema_name: str) -> AsyncIterator[str]:
+async def tables(dsn: str, shared_schema_name: str) -> str:
     """A migrated schema, shared by the tests of a run and emptied before each."""
     await migrate(dsn, shared_schema_name)
     connection = await asyncpg.connect(dsn)
@@ -145,9 +159,10 @@ async def tables(dsn: str, shared_schema_name: str) -> AsyncIterator[str]:
         await connection.execute(
             f'TRUNCATE "{shared_schema_name}".idempotency_record, "{shared_schema_name}".idempotency_response'
         )
+        await open_partitions(connection, shared_schema_name, dt.date(2040, 1, 8), today=ZERO.date())
     finally:
         await connection.close()
-    yield shared_schema_name
+    return shared_schema_name
 
 
 @pytest.fixture
@@ -181,3 +196,58 @@ async def make_store(dsn: str, tables: str) -> AsyncIterator[MakeStore]:
 @pytest.fixture
 async def asking(make_store: MakeStore) -> Asking:
     return await make_store()
+
+
+class Bench:
+    """The statements themselves, with the time as an argument: seconds after a moment long after the server's start."""
+
+    def __init__(self, connection: asyncpg.Connection, schema: str) -> None:
+        self.connection = connection
+        self.schema = schema
+        self.zero = ZERO
+
+    def at(self, seconds: float) -> dt.datetime:
+        return self.zero + dt.timedelta(seconds=seconds)
+
+    async def fetch(self, name: str, arguments: Any) -> list[asyncpg.Record]:
+        return await self.connection.fetch(query(name, self.schema), *arguments)
+
+    async def claims(
+        self, requests: list[ClaimRequest], at: float = 0, calm_ms: int | None = None, max_attempts: int = MAX_ATTEMPTS
+    ) -> list[ClaimOutcome | None]:
+        rows = await self.fetch("claim", claim_arguments(requests, calm_ms, max_attempts, self.at(at)))
+        found: list[ClaimOutcome | None] = [None] * len(requests)
+        for row in rows:
+            found[row["n"] - 1] = claim_outcome(row, requests[row["n"] - 1], 1.0)
+        return found
+
+    async def claim(self, request: ClaimRequest, at: float = 0, **more: Any) -> ClaimOutcome | None:
+        return (await self.claims([request], at, **more))[0]
+
+    async def settles(self, requests: list[SettleRequest], at: float = 0) -> list[SettleOutcome]:
+        rows = await self.fetch("settle", settle_arguments(requests, self.at(at)))
+        found = {row["n"]: SettleOutcome(row["outcome"]) for row in rows}
+        return [found[n + 1] for n in range(len(requests))]
+
+    async def settle(self, request: SettleRequest, at: float = 0) -> SettleOutcome:
+        return (await self.settles([request], at))[0]
+
+    async def abandon(self, *requests: ClaimRequest, at: float = 0) -> None:
+        await self.fetch("abandon", abandon_arguments(requests, self.at(at)))
+
+    async def renew(self, *requests: ClaimRequest, at: float = 0) -> list[str]:
+        leases = [Lease(request.identity.record_id, request.claim_id, request.lease_ms, 0.0) for request in requests]
+        rows = await self.fetch("renew", renew_arguments(leases, self.at(at)))
+        said = {row["n"]: "renewed" if row["renewed"] else "mine" if row["mine"] else "lost" for row in rows}
+        return [said[n + 1] for n in range(len(requests))]
+
+    async def record(self, request: ClaimRequest) -> Any:
+        return await self.connection.fetchrow(
+            "SELECT *, state::text AS state, on_in_doubt::text AS on_in_doubt FROM idempotency_record WHERE id = $1",
+            request.identity.record_id,
+        )
+
+
+@pytest.fixture
+async def bench(database: asyncpg.Connection, tables: str) -> Bench:
+    return Bench(database, tables)
