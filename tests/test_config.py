@@ -197,7 +197,7 @@ upstreams:
 routes:
   a: {match: POST /x, on_missing_key: reject, lease_ttl: 2h, retention: 1h}
   b: {match: post /y, scope: none, on_missing_key: on, on_in_doubt: run_again}
-  c: {match: POST /x, policy: missing}
+  c: {match: [POST /x, get /x], policy: missing}
 """
     assert faults(folder, text) == [
         "2: servce: is unknown; did you mean `service`?",
@@ -220,7 +220,8 @@ routes:
         ),
         "10: routes.b.match: has the method `post`; methods are upper-case, write `POST`",
         "10: routes.b.on_missing_key: must be reject or forward, not `on`",
-        "11: routes.c.match: `POST /x` ties with `POST /x` of routes.a (line 9); make one of them more specific",
+        "11: routes.c.match[0]: `POST /x` ties with `POST /x` of routes.a (line 9); make one of them more specific",
+        "11: routes.c.match[1]: has the method `get`; methods are upper-case, write `GET`",
         "11: routes.c.policy: the policy `missing` is unknown; known are at-least-once, at-most-once",
     ]
 
@@ -327,6 +328,7 @@ def test_a_policy_that_makes_no_sense_is_refused_in_a_sentence(
         ({"listen": "unix:/run/x"}, "a unix socket is not built yet"),
         ({"listen": ["a:1", "b:2"]}, "a list of other than one address is not built yet"),
         ({"listen": {"address": "a:1", "tls": {}}}, "listen.tls: is not built yet"),
+        ({"listen": "h:80", "monitor": {"listen": "h:80"}}, "monitor.listen: `h:80` is the address of `listen` too"),
         ({"shutdown": {"timeout": "0s"}}, "must be at least 1s"),
         ({"log": {"level": "loud"}}, "must be debug or info or warning or error"),
         ({"log": {"requests": "problems"}}, "`problems` is not built yet"),

@@ -18,7 +18,7 @@ from gateway.config.match import Pattern, Prefix
 from gateway.config.policy import Mode, Policy
 from gateway.config.scalars import NOT_BUILT
 from gateway.config.source import Document, Fault, Loc
-from gateway.config.tree import Limits
+from gateway.config.tree import Limits, Listen, Monitor
 from gateway.config.units import duration_text, size_text
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
@@ -45,7 +45,7 @@ class _Checks(msgspec.Struct, frozen=True):
 def faults(document: Document, tree: Mapping[str, Any], cut: set[Loc]) -> list[Fault]:
     """Every fault that concerns more than one value."""
     at = _Checks(document, tree, cut)
-    found = [*_names(at), *_extends(at), *_statuses(at), *_serves(at), *_routes(at)]
+    found = [*_addresses(at), *_names(at), *_extends(at), *_statuses(at), *_serves(at), *_routes(at)]
     for name, fields in at.map("routes").items():
         if isinstance(fields, dict):
             found += _policy(at, name)
@@ -60,6 +60,16 @@ def _written(at: _Checks) -> Iterator[Layer]:
     for name, fields in at.map("routes").items():
         yield Layer(as_fields(fields), ("routes", name))
         yield Layer(as_fields(as_fields(fields).get("policy")), ("routes", name, "policy"))
+
+
+def _addresses(at: _Checks) -> Iterator[Fault]:
+    try:
+        listen = Listen.model_validate(at.tree.get("listen", {})).address
+        monitor = Monitor.model_validate(at.tree.get("monitor", {})).listen
+    except ValidationError:
+        return
+    if listen == monitor and not listen.endswith(":0"):  # port 0: any that is free
+        yield at.fault(("monitor", "listen"), f"`{monitor}` is the address of `listen` too; give it another port")
 
 
 # ---- names ------------------------------------------------------------------------------------------------------
@@ -118,7 +128,7 @@ def _statuses(at: _Checks) -> Iterator[Fault]:
         outcomes = layer.fields.get("outcomes")
         for name in ("store", "release", "hold"):
             for place, status in enumerate((outcomes or {}).get(name, ())):
-                if status in seen:
+                if status is not None and status in seen:
                     sentence = f"{status} is also under `{seen[status]}`; leave it in one list, once"
                     yield at.fault((*layer.loc, "outcomes", name, place), sentence)
                 seen.setdefault(status, name)
@@ -145,13 +155,18 @@ def _serves(at: _Checks) -> Iterator[Fault]:
 def _prefixes(upstreams: Mapping[str, Any]) -> Iterator[tuple[str, int, Prefix]]:
     for name, fields in upstreams.items():
         for place, text in enumerate(as_fields(fields).get("serves") or ()):
-            yield name, place, match.prefix(text)
+            if text is not None:
+                yield name, place, match.prefix(text)
 
 
 def _patterns(name: str, fields: Mapping[str, Any]) -> list[tuple[Loc, Pattern]]:
     written = fields.get("match", [])
     if isinstance(written, list):
-        return [(("routes", name, "match", place), match.pattern(value)) for place, value in enumerate(written)]
+        return [
+            (("routes", name, "match", place), match.pattern(value))
+            for place, value in enumerate(written)
+            if value is not None
+        ]
     return [(("routes", name, "match"), match.pattern(written))]
 
 

@@ -132,7 +132,7 @@ def merge(layers: list[Layer]) -> Merged:
             for status in layer.fields.get("outcomes", {}).get(list_name, ()):
                 if isinstance(status, int):
                     merged.exact[status] = settlement
-                else:
+                elif isinstance(status, str):
                     merged.classes[status] = settlement
     return merged
 

@@ -102,15 +102,14 @@ def _validate(document: Document) -> tuple[File | None, dict[str, Any], set[Loc]
     tree = _copied(document.value)
     cut = set()
     for loc, _ in found:
-        here = document.known(loc or ())
-        while here and isinstance(here[-1], int):
-            here = here[:-1]  # positions in a list must not move, so the whole list goes
-        if here:
+        if here := document.known(loc or ()):
             cut.add(here)
     for loc in cut:
         parent = _at(tree, loc[:-1])
         if isinstance(parent, dict):
             parent.pop(loc[-1], None)
+        elif isinstance(parent, list) and isinstance(loc[-1], int):
+            parent[loc[-1]] = None  # the others keep their positions
     return None, tree, cut, [fault for _, fault in found]
 
 
@@ -122,7 +121,9 @@ def _copied(value: Any) -> Any:
 
 def _at(tree: Any, loc: Loc) -> Any:
     for part in loc:
-        if isinstance(tree, dict) and part in tree:
+        if isinstance(tree, dict):
+            tree = tree.get(part)
+        elif isinstance(tree, list) and isinstance(part, int):
             tree = tree[part]
         else:
             return None
