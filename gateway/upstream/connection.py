@@ -306,8 +306,7 @@ class Connection(asyncio.Protocol):
             except OSError:
                 return
             if not data:
-                self.eof_received()
-            elif self._call is not None:
-                self.data_received(data)
+                return  # after a reset this is no orderly end, so it completes nothing
+            self.data_received(data)
             if self._call is None:
                 return

@@ -65,11 +65,15 @@ async def _resolve(host: str, port: int, deadline: float) -> list[str]:
         return [host]
     try:
         async with asyncio.timeout_at(deadline):
-            found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            return await _look_up(host, port)
     except TimeoutError:
         raise DialError("dns_timeout") from None
     except (OSError, UnicodeError):
         raise DialError("dns_error") from None
+
+
+async def _look_up(host: str, port: int) -> list[str]:
+    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return list(dict.fromkeys(str(address[0]) for *_, address in found))
 
 

@@ -313,8 +313,8 @@ class RawUpstream:
         await self._notify()
         try:
             await self._serve(number, reader, writer)
-        except (ConnectionError, asyncio.IncompleteReadError, ssl_module.SSLError):
-            pass
+        except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError, ssl_module.SSLError):
+            pass  # the other side went away, or the test is over
         finally:
             writer.close()
             self._writers.discard(writer)
