@@ -24,9 +24,7 @@ def serve(config: Config, say: Callable[[str], None]) -> int:
     with contextlib.ExitStack() as stack:
         dsn = config.store.dsn.read
         if config.store.embedded:
-            say(
-                "store: EMBEDDED PostgreSQL, for demonstration and development only: one machine, no backup, no standby."
-            )
+            say("store: EMBEDDED PostgreSQL, for demonstration and development only: one machine, no standby")
             own = stack.enter_context(embedded.running())
             dsn = lambda: own  # noqa: E731
             asyncio.run(migrate(own, config.store.schema_name))

@@ -54,7 +54,7 @@ class App:
         self.store = PostgresStore(
             dsn=dsn,
             schema=settings.schema_name,
-            pool_mode=settings.pool_mode,
+            pool_mode="transaction" if settings.pool_mode == "transaction" else "session",
             pool_size=settings.pool_size,
             timeout_ms=settings.timeout_ms,
             observer=StoreEvents(self.metrics, self.log, self._route_of),
@@ -122,10 +122,10 @@ class App:
             loop.add_signal_handler(number, self._stopping.set)
         monitor = web.AppRunner(monitor_app(self.metrics, self.readiness), access_log=None)
         await monitor.setup()
-        await _listening(self._config.monitor.listen, lambda host, port: web.TCPSite(monitor, host, port).start())
+        await _listening(self._config.monitor, lambda host, port: web.TCPSite(monitor, host, port).start())
         await self.store.start()
         server = await _listening(
-            self._config.listen.address,
+            self._config.listen,
             lambda host, port: loop.create_server(self.listener, host, port, backlog=_BACKLOG, start_serving=False),
         )
         janitor = None
@@ -136,8 +136,8 @@ class App:
         gc.freeze()
         gc.set_threshold(50_000, 20, 20)
         await server.start_serving()
-        self.log.event("started", listen=self._config.listen.address, version=version("idempotency-gateway"))
-        started(f"listening on {self._config.listen.address}")
+        self.log.event("started", listen=self._config.listen, version=version("idempotency-gateway"))
+        started(f"listening on {self._config.listen}")
         await self._stopping.wait()
         await self._drain(server)
         sweeper.cancel()
@@ -165,8 +165,8 @@ class App:
         await self.listener.shutdown(min(1.0, max(0.1, deadline - boot_clock())))
 
     async def _until(self, condition: Callable[[], bool], deadline: float) -> None:
-        while not condition() and boot_clock() < deadline:
-            await asyncio.sleep(0.02)  # noqa: ASYNC110 -- seldom, and what is waited for has many ends
+        while not condition() and boot_clock() < deadline:  # noqa: ASYNC110 -- it has many ends, and is seldom
+            await asyncio.sleep(0.02)
 
     async def _sweep(self) -> None:
         while True:
@@ -181,7 +181,7 @@ class App:
         state = self.store.state
         if self._delaying:
             return Readiness(ready=False, reason="stopping", store=state.sentence)
-        if not state.schema_usable:
+        if state.schema_usable is False:
             return Readiness(ready=False, reason="schema", store=state.sentence)
         return Readiness(ready=True, reason="", store=state.sentence)
 

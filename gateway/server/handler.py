@@ -6,14 +6,15 @@ One pass over the received lines; what was matched, identified and digested is w
 import asyncio
 import secrets
 from collections.abc import AsyncIterator, Callable, Mapping
-from typing import cast
+from typing import Any, cast
 
 import msgspec
 
-from gateway import fingerprint, wire
+from gateway import wire
 from gateway.config import Config, ForwardKey, OnMissingKey
 from gateway.errors import UpstreamFailed
 from gateway.exchange import Answer, Call, Context, Exchanges
+from gateway.fingerprint import Content, recipe
 from gateway.identity import Refusal, identify
 from gateway.log import Log, RequestLine
 from gateway.metrics import Metrics, code_class
@@ -32,6 +33,7 @@ class _Request(msgspec.Struct):
     inbound: Inbound
     method: bytes
     target: bytes
+    host: bytes
     headers: Headers
     seen: Fields
     request_id: str
@@ -71,7 +73,7 @@ class Handler:
         self._log = log
         self._clock = clock
         self._forwarding = {name: _Forwarding(client, _host_of(config, name)) for name, client in upstreams.items()}
-        self._recipes = {route.name: fingerprint.Recipe(route.policy.fingerprint) for route in config.routes.values()}
+        self._recipes = {route.name: recipe(route.policy.fingerprint) for route in config.routes.values()}
         self._guards = {
             route.name: wire.guarded(
                 route.policy.key.header,
@@ -105,6 +107,7 @@ class Handler:
             inbound=inbound,
             method=message.method.encode("latin-1"),
             target=message.path.encode("utf-8", "surrogateescape"),
+            host=b"",
             headers=headers,
             seen=seen,
             request_id=request_id,
@@ -119,9 +122,10 @@ class Handler:
         if fault is not None or target is None:
             return self._problem(request, "request-invalid", reason=fault)
         request.target = target
+        request.host = cast("bytes", seen.get(b"host", b""))  # once at the most, or it were a fault
         if self._context.draining:
             return self._problem(request, "draining")
-        matched = self._routes.match(message.method, cast("bytes | None", seen.get(b"host")), target, seen)
+        matched = self._routes.match(message.method, request.host, target, seen)
         match matched:
             case Protect(route):
                 return await self._protect(request, route)
@@ -179,7 +183,9 @@ class Handler:
             policy=policy,
             upstream=route.upstream,
             identity=identity,
-            content=self._recipes[route.name].content(request.method, request.target, seen, body),
+            content=Content(
+                self._recipes[route.name], request.method, request.target, host=request.host, seen=seen, body=body
+            ),
             head=wire.forward_head(
                 request.method,
                 request.target,
@@ -241,7 +247,7 @@ class Handler:
             self._context.buffer_bytes -= size
         return b"".join(pieces)
 
-    def _refuse(self, request: _Request, route: Route, code: str, **members: object) -> Answerable:
+    def _refuse(self, request: _Request, route: Route, code: str, **members: Any) -> Answerable:
         """Answer a protected request that does not get as far as an exchange, with its log line."""
         problem = wire.problem(code, type_base=self._type_base, request_id=request.request_id, **members)
         answer = Answer(problem.outcome, problem.status, problem.head, problem.body)
@@ -405,7 +411,7 @@ class Handler:
 
     # ---- refusals ------------------------------------------------------------------------------------------------
 
-    def _problem(self, request: _Request, code: str, **members: object) -> Answerable:
+    def _problem(self, request: _Request, code: str, **members: Any) -> Answerable:
         """Answer a request that no route is concerned with."""
         problem = wire.problem(code, type_base=self._type_base, request_id=request.request_id, **members)
         keep_alive = request.keep_alive and not problem.closes

@@ -10,7 +10,7 @@ detached by hand is dropped as well once all its replies have expired: rename it
 
 import contextlib
 import datetime as dt
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from typing import TypeAlias
 
@@ -90,9 +90,12 @@ async def open_partitions(connection: Connection, schema: str, until: dt.date, t
 
 
 class PostgresUpkeep:
-    """The port `janitor.Upkeep` for one schema. `patience_seconds`: how long closing waits for readers, in one run."""
+    """The port `janitor.Upkeep` for one schema.
 
-    def __init__(self, dsn: str, schema: str, *, patience_seconds: float = 5.0) -> None:
+    `dsn` is asked for every run. `patience_seconds`: how long closing waits for readers, in one run.
+    """
+
+    def __init__(self, dsn: Callable[[], str], schema: str, *, patience_seconds: float = 5.0) -> None:
         self._dsn = dsn
         self._schema = schema
         self._patience = patience_seconds
@@ -103,8 +106,9 @@ class PostgresUpkeep:
 
         Should that connection be lost, another janitor may begin; every step bears that.
         """
+        dsn = self._dsn()
         with _translated():
-            holder = await connect(self._dsn)
+            holder = await connect(dsn)
         try:
             with _translated():
                 # The idle holder must not keep a snapshot, which FINALIZE would wait for: hence read committed, and a
@@ -115,7 +119,7 @@ class PostgresUpkeep:
             if not alone:
                 yield None
                 return
-            work = PostgresWork(self._dsn, self._schema, self._patience)
+            work = PostgresWork(dsn, self._schema, self._patience)
             try:
                 yield work
             finally:

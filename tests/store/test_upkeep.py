@@ -60,11 +60,11 @@ class Bench:
         self.schema = schema
         self.connection = connection
         self.observer = Silent()
-        self.upkeep = PostgresUpkeep(dsn, schema, patience_seconds=30)
+        self.upkeep = PostgresUpkeep(lambda: dsn, schema, patience_seconds=30)
         self.janitor = self.another()
 
     def another(self, batch: int = 1000, retention_ms: int = DAY_MS, patience_seconds: float = 30) -> Janitor:
-        upkeep = PostgresUpkeep(self.dsn, self.schema, patience_seconds=patience_seconds)
+        upkeep = PostgresUpkeep(lambda: self.dsn, self.schema, patience_seconds=patience_seconds)
         return Janitor(upkeep, self.observer, horizon_ms=retention_ms, lease_ms=LEASE_MS, batch=batch)
 
     @property
@@ -289,7 +289,7 @@ async def test_a_partition_has_the_tables_key_storage_and_bounds(bench):
 )
 async def test_a_roles_odd_settings_change_nothing(bench, setting):
     joint = "&" if "?" in bench.dsn else "?"
-    upkeep = PostgresUpkeep(f"{bench.dsn}{joint}{setting}", bench.schema)
+    upkeep = PostgresUpkeep(lambda: f"{bench.dsn}{joint}{setting}", bench.schema)
     janitor = Janitor(upkeep, bench.observer, horizon_ms=DAY_MS, lease_ms=LEASE_MS)
     await bench.add_record(NEW_YEAR - DAY)
     await janitor.run_once(NEW_YEAR)
@@ -312,8 +312,10 @@ async def test_one_janitor_works_at_a_time_and_the_lock_ends_with_its_run(bench)
 async def test_the_lock_is_held_without_a_snapshot_that_others_would_wait_for_and_past_every_timeout(bench):
     joint = "&" if "?" in bench.dsn else "?"
     upkeep = PostgresUpkeep(
-        f"{bench.dsn}{joint}default_transaction_isolation=serializable&idle_in_transaction_session_timeout=50ms"
-        "&application_name=holder",
+        lambda: (
+            f"{bench.dsn}{joint}default_transaction_isolation=serializable&idle_in_transaction_session_timeout=50ms"
+            "&application_name=holder"
+        ),
         bench.schema,
     )
     async with upkeep.alone():
@@ -328,13 +330,13 @@ async def test_the_lock_is_held_without_a_snapshot_that_others_would_wait_for_an
 
 
 async def test_an_unreachable_store_is_one_clear_fault(bench):
-    upkeep = PostgresUpkeep("postgresql://nobody@127.0.0.1:1/none", bench.schema)
+    upkeep = PostgresUpkeep(lambda: "postgresql://nobody@127.0.0.1:1/none", bench.schema)
     counts = await Janitor(upkeep, bench.observer, horizon_ms=DAY_MS, lease_ms=LEASE_MS).run_once()
     assert [fault.startswith("PostgreSQL cannot be reached for the upkeep: ") for fault in counts.faults] == [True]
 
 
 async def test_a_missing_schema_fails_each_step_in_a_sentence(bench):
-    upkeep = PostgresUpkeep(bench.dsn, "nowhere")
+    upkeep = PostgresUpkeep(lambda: bench.dsn, "nowhere")
     counts = await Janitor(upkeep, bench.observer, horizon_ms=DAY_MS, lease_ms=LEASE_MS).run_once()
     assert counts.faults
     assert all(fault.startswith("PostgreSQL refused the upkeep: ") for fault in counts.faults)
