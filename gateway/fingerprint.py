@@ -52,7 +52,7 @@ class Content:
 
     __slots__ = ("_body", "_fingerprint", "_host", "_method", "_recipe", "_seen", "_target", "raw_digest")
 
-    def __init__(self, recipe: Recipe, method: bytes, host: bytes, target: bytes, seen: Fields, body: bytes) -> None:
+    def __init__(self, recipe: Recipe, method: bytes, target: bytes, *, host: bytes, seen: Fields, body: bytes) -> None:
         self._recipe = recipe
         self._method = method
         self._host = host
@@ -60,7 +60,7 @@ class Content:
         self._seen = seen
         self._body = body
         self._fingerprint: Fingerprint | None = None
-        self.raw_digest = hashlib.sha256(self._head(recipe.settings) + self._raw(recipe.settings)).digest()
+        self.raw_digest = hashlib.sha256(self._head(recipe) + self._raw(recipe.settings)).digest()
         """Digest by the body's bytes: where two are equal, so are the fingerprints, at a fraction of the cost."""
 
     def fingerprint(self) -> Fingerprint:
@@ -92,14 +92,15 @@ class Content:
         if settings.body is BodyForm.JSON or (settings.body is BodyForm.AUTO and _is_json(self._media_type())):
             plain = canonical_json(self._body)
         body = self._raw(settings) if plain is None else b"json:" + plain
-        return Fingerprint(recipe.number, hashlib.sha256(self._head(settings) + body).digest())
+        return Fingerprint(recipe.number, hashlib.sha256(self._head(recipe) + body).digest())
 
     def _raw(self, settings: FingerprintSettings) -> bytes:
         return b"raw:" if settings.body is BodyForm.NONE else b"raw:" + self._body
 
-    def _head(self, settings: FingerprintSettings) -> bytes:
+    def _head(self, recipe: Recipe) -> bytes:
+        settings = recipe.settings
         path, mark, query = self._target.partition(b"?")
-        parts = [self._method, self._host.lower(), path]
+        parts = [b"%d" % recipe.number, self._method, self._host.lower(), path]
         if settings.query:
             parts.append(mark + query)
         if settings.body is not BodyForm.NONE:
