@@ -32,6 +32,7 @@ class AnswerReader:
     """
 
     __slots__ = (
+        "_begun",
         "_head_limit_bytes",
         "_head_only",
         "_headers",
@@ -68,7 +69,7 @@ class AnswerReader:
         if self._head_only:
             self._parser = self._new_parser()  # httptools cannot be told of HEAD: the old one still waits for a body
         self._head_only = head_only
-        self._interim = False
+        self._begun = self._interim = False
         self._headers: Headers = []
         self._reason = b""
         self._unclaimed = 0  # bytes since the last interim head, head or piece of a body: bounds heads and trailers
@@ -101,7 +102,7 @@ class AnswerReader:
         if self.complete or self.cause is not None:
             return
         if self.head is None:
-            self.cause = INCOMPLETE if self._unclaimed else TERMINATED
+            self.cause = INCOMPLETE if self._begun else TERMINATED
         elif _has_length(self.head.headers):
             self.cause = INCOMPLETE
         else:
@@ -115,6 +116,7 @@ class AnswerReader:
     # ---- what llhttp calls ------------------------------------------------------------------------------------
 
     def on_message_begin(self) -> None:
+        self._begun = True
         if self.complete:
             self.surplus = True
 
@@ -165,7 +167,7 @@ class AnswerReader:
 
     def on_message_complete(self) -> None:
         if self._interim:
-            self._interim = False
+            self._interim = self._begun = False
             self._headers = []
             self._reason = b""
         elif not self.complete:

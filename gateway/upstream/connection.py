@@ -283,6 +283,7 @@ class Connection(asyncio.Protocol):
         self._owner.discard(self)
         self._owner.failed(cause, sent=True, reused=call.reused)
         if call.stream is not None:
+            call.stream.push(self._answer.take())
             call.stream.fail(cause)
         call.fail(NoReply(cause, call.reused))
 

@@ -31,12 +31,16 @@ _LIMIT_BYTES = 1 << 20
 
 @dataclass(slots=True)
 class Request:
-    """One request as it came. `head` ends with the empty line; `raw_body` has the chunks' framing, `body` has not."""
+    """One request as it came. `head` ends with the empty line; `raw_body` has the chunks' framing, `body` has not.
+
+    Both are set when the request is complete, unless the upstream was told to `keep_bodies=False`; `body_bytes` always.
+    """
 
     head: bytes
     connection: int  # 1, 2, ... in the order of accepting
     raw_body: bytes = b""
     body: bytes = b""
+    body_bytes: int = 0
     complete: bool = False
 
     @property
@@ -248,12 +252,13 @@ class RawUpstream:
     host: str = "127.0.0.1"
     port: int = 0
     ssl: ssl_module.SSLContext | None = None
+    keep_bodies: bool = True  # False: count them only, for uploads of hundreds of megabytes
     requests: list[Request] = field(default_factory=list)
     executions: Counter[tuple[str, str]] = field(default_factory=Counter)
     connections: int = 0
     open_connections: int = 0
     bytes_written: int = 0
-    received: dict[int, bytearray] = field(default_factory=dict)  # all bytes by connection, also of broken requests
+    received: dict[int, bytearray] = field(default_factory=dict)  # by connection, also of requests that broke off
     _server: asyncio.Server | None = None
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
     _changed: asyncio.Condition = field(default_factory=asyncio.Condition)
@@ -349,27 +354,33 @@ class RawUpstream:
     async def _read_body(self, turn: Turn) -> None:
         request, reader = turn.request, turn.reader
         received = self.received[request.connection]
+        raw, body = bytearray(), bytearray()
 
-        async def take(data: bytes) -> bytes:
-            received.extend(data)
-            request.raw_body += data
-            return data
+        def keep(framing: bytes, data: bytes) -> None:
+            request.body_bytes += len(data)
+            if self.keep_bodies:
+                body.extend(data)
+                raw.extend(framing)
+                raw.extend(data)
+                received.extend(framing)
+                received.extend(data)
 
         if request.values("Transfer-Encoding") == [b"chunked"]:
             size = -1
             while size:
-                size = int(await take(await reader.readuntil(b"\r\n")), 16)
-                if size:
-                    request.body += await take(await reader.readexactly(size))
-                await take(await reader.readexactly(2))
+                line = await reader.readuntil(b"\r\n")
+                size = int(line, 16)
+                keep(line, await reader.readexactly(size))
+                keep(await reader.readexactly(2), b"")
         else:
             left = int((request.values("Content-Length") or [b"0"])[0])
             while left:
-                piece = await take(await reader.read(min(left, 65536)))
+                piece = await reader.read(min(left, 1 << 18))
                 if not piece:
                     raise asyncio.IncompleteReadError(b"", left)
+                keep(b"", piece)
                 left -= len(piece)
-            request.body = request.raw_body
+        request.raw_body, request.body = bytes(raw), bytes(body)
         request.complete = True
         self.executions[request.path, request.key] += 1
         await self._notify()
