@@ -311,8 +311,8 @@ def problem(
     `record`: the 12 hex digits, None before there is one. `status` replaces the table's (a policy's choice for
     `key-reused`); by itself `outcome-unknown` is 504 for a cause that is a timeout. `retry_after`: whole seconds.
     `blocked`: the policy never runs this again by itself. `members`: of the rule; None means absent. `reason` is a word
-    of `identity.KeyFault` or `RequestFault`. Raises `KeyError` for a code, and `ValueError`
-    for a member, that the table does not have.
+    of `identity.KeyFault` or `RequestFault`. Raises `KeyError` for a code, and `ValueError` for a member, that the
+    table does not have.
     """
     rule = RULES[code]
     if not rule.members.issuperset(members):
@@ -331,7 +331,7 @@ def problem(
         "title": rule.title,
         "status": status,
         "code": code,
-        "detail": detail.format(wait=_when(wait), reason=_REASONS.get(reason, "")),
+        "detail": detail.format(wait=_when(wait), reason=_REASONS.get(reason, reason)),
         "next": following,
         "effect": rule.effect,
     }

@@ -86,7 +86,11 @@ class StreamHead(msgspec.Struct, frozen=True, gc=False):
 
 
 def reply_heads(head: ReplyHead, not_kept: frozenset[bytes] = NOT_KEPT) -> ReplyLines:
-    """Cut an upstream's head into what is relayed and what is kept. `not_kept`: lower-case names, of the policy."""
+    """Cut an upstream's head into what is relayed and what is kept. `not_kept`: lower-case names, of the policy.
+
+    All else is kept as it came: a replay repeats `X-Request-Id`, rate limits and `Retry-After` of the first answer,
+    and its `Content-Encoding` with the same bytes, whatever encodings the retry accepts.
+    """
     return _cut(head.status, head.reason, head.headers, _DROPPED, not_kept)
 
 

@@ -34,6 +34,8 @@ _NOT_FORWARDED: Final = HOP_BY_HOP | _REWRITTEN | {b"content-length", b"expect"}
 _ALWAYS_GUARDED: Final = frozenset({b"authorization", b"content-encoding", b"content-type", b"cookie", b"host"})
 _NOTHING: Final[frozenset[bytes]] = frozenset()
 
+_LONGEST_LENGTH: Final = 18  # digits of a Content-Length: what every reader of 64-bit integers reads alike
+
 _TARGET = re.compile(rb"[!\"$-~\x80-\xff]+")  # no control byte, no space, no "#": a fragment is never sent
 _HOST = re.compile(rb"[!$%&'()*+,;=:\[\]._~0-9A-Za-z-]*")  # uri-host [":" port], RFC 9110, section 7.2
 _REQUEST_ID = re.compile(rb"[!-~]{1,128}")
@@ -135,13 +137,16 @@ def fault(
     if b"\n" in everything or b"\r" in everything or b"\0" in everything:
         return "control_character"
     length, coding = seen.get(b"content-length"), seen.get(b"transfer-encoding")
-    if length is not None and not (isinstance(length, bytes) and length.isdigit()):
+    if length is not None and not (isinstance(length, bytes) and length.isdigit() and len(length) <= _LONGEST_LENGTH):
         return "framing"
     if coding is not None and (length is not None or not isinstance(coding, bytes) or coding.lower() != b"chunked"):
         return "framing"
-    if guard and b"connection" in seen and not guard.isdisjoint(nominated(seen)):
-        return "connection"
-    return None
+    return "connection" if guard and hides(seen, guard) else None
+
+
+def hides(seen: Fields, guard: frozenset[bytes]) -> bool:
+    """Return whether `Connection` nominates a guarded name: `fault`'s last question, for when the route is known."""
+    return b"connection" in seen and not guard.isdisjoint(nominated(seen))
 
 
 def request_id(seen: Fields, peer: Peer, made: str) -> str:
@@ -259,6 +264,7 @@ __all__ = [
     "forward_head",
     "forward_lines",
     "guarded",
+    "hides",
     "nominated",
     "origin_form",
     "request_id",
