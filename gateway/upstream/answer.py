@@ -99,6 +99,7 @@ class AnswerReader:
 
     def end(self) -> None:
         """Take note of an orderly end of the connection, which completes an answer that has no length."""
+        self.reusable = False
         if self.complete or self.cause is not None:
             return
         if self.head is None:

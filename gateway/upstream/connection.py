@@ -197,7 +197,6 @@ class Connection(asyncio.Protocol):
             self._owner.discard(self)
             return
         self._answer.end()
-        self._answer.reusable = False
         self._go_on(call)
 
     def connection_lost(self, exc: Exception | None) -> None:
