@@ -48,11 +48,10 @@ def test_c30_connection_cannot_take_the_key_from_the_received_view():
 @pytest.mark.parametrize("name", [b"Idempotency-Key", b"AUTHORIZATION", b"x-customer-id", b"X-Version", b"host"])
 def test_c30_a_nominated_header_that_must_reach_the_service_is_refused(name):
     attack = (b"Connection", b"close, " + name)
-    assert fault(SHOP, attack, guard=GUARD) == "connection"
-    assert fault(SHOP, (b"Connection", b"close"), attack, guard=GUARD) == "connection"
-    assert fault(SHOP, (b"Connection", b"keep-alive, X-Debug"), guard=GUARD) is None
-    assert fault(SHOP, attack) is None
     assert wire.hides(wire.fields([attack]), GUARD)
+    assert wire.hides(wire.fields([(b"Connection", b"close"), attack]), GUARD)
+    assert not wire.hides(wire.fields([(b"Connection", b"keep-alive, X-Debug")]), GUARD)
+    assert fault(SHOP, attack) is None
 
 
 @pytest.mark.parametrize(

@@ -144,8 +144,9 @@ class Handler:
                 "head-too-large", type_base=self._type_base, request_id=request_id, limit_bytes=self._head_limit
             )
         elif status < 500:
-            reason = "The request could not be parsed as HTTP/1.1."
-            problem = wire.problem("request-invalid", type_base=self._type_base, request_id=request_id, reason=reason)
+            problem = wire.problem(
+                "request-invalid", type_base=self._type_base, request_id=request_id, reason="malformed"
+            )
         else:
             self._log.event("fault", "error", cause=type(cause).__name__, text=str(cause))
             return b"HTTP/1.1 500 Internal Server Error\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
@@ -156,11 +157,8 @@ class Handler:
     async def _protect(self, request: _Request, route: Route) -> Answerable:
         policy, seen, inbound = route.policy, request.seen, request.inbound
         peer = inbound.connection.peer
-        nominated = wire.fault(
-            request.method, request.target, request.headers, seen, http11=request.http11, guard=self._guards[route.name]
-        )
-        if nominated is not None:
-            return self._refuse(request, route, "request-invalid", reason=nominated)
+        if wire.hides(seen, self._guards[route.name]):
+            return self._refuse(request, route, "request-invalid", reason="connection")
         identity = identify(
             policy.scope,
             policy.key,
@@ -242,7 +240,7 @@ class Handler:
         except Exception:  # noqa: BLE001 -- aiohttp's many ways to say that the framing is broken
             if request.inbound.connection.transport is None:
                 return None
-            return "request-invalid", {"reason": "The body is not framed as its head says."}
+            return "request-invalid", {"reason": "framing"}
         finally:
             self._context.buffer_bytes -= size
         return b"".join(pieces)

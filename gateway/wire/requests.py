@@ -113,20 +113,10 @@ def origin_form(method: bytes, target: bytes) -> bytes | None:
     return b"/" + path
 
 
-def fault(
-    method: bytes,
-    target: bytes,
-    headers: Headers,
-    seen: Fields,
-    *,
-    http11: bool = True,
-    guard: frozenset[bytes] = _NOTHING,
-) -> RequestFault | None:
+def fault(method: bytes, target: bytes, headers: Headers, seen: Fields, *, http11: bool = True) -> RequestFault | None:
     """Return what makes a request's head unusable, as `reason` of `request-invalid`; None if nothing does.
 
     The parser refuses most of it before; what two readers could read in two ways must not depend on the parser.
-    `guard`: names (of `guarded`) that `Connection` may not nominate. Dropping them, as RFC 9110 asks for nominated
-    lines, would forward another request than the one that was claimed; keeping them would leak what is hop-by-hop.
     """
     if origin_form(method, target) is None or _TARGET.fullmatch(target) is None:
         return "target"
@@ -141,11 +131,15 @@ def fault(
         return "framing"
     if coding is not None and (length is not None or not isinstance(coding, bytes) or coding.lower() != b"chunked"):
         return "framing"
-    return "connection" if guard and hides(seen, guard) else None
+    return None
 
 
 def hides(seen: Fields, guard: frozenset[bytes]) -> bool:
-    """Return whether `Connection` nominates a guarded name: `fault`'s last question, for when the route is known."""
+    """Return whether `Connection` nominates a guarded name, which is `request-invalid` with the reason `connection`.
+
+    Dropping it, as RFC 9110 asks for nominated lines, would forward another request than the one that was claimed;
+    keeping it would leak what is hop-by-hop.
+    """
     return b"connection" in seen and not guard.isdisjoint(nominated(seen))
 
 
