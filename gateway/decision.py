@@ -132,8 +132,8 @@ def settle(outcome: UpstreamOutcome, settlement_of: Callable[[int], Settlement])
             settlement = settlement_of(status)
             if settlement is Settlement.COMPLETE:
                 return Verdict(settlement, whole, forwarded=True, binds=True, reason="status" if whole else "too_large")
-            refusal = 400 <= status < 500
-            return Verdict(settlement, keep=False, forwarded=True, binds=not refusal, reason="status")
+            refused = settlement is Settlement.RELEASE and 400 <= status < 500
+            return Verdict(settlement, keep=False, forwarded=True, binds=not refused, reason="status")
         case NeverSent():
             return _NEVER_SENT
         case NoReply(cause, reused):
@@ -172,20 +172,25 @@ class Transition(msgspec.Struct, frozen=True):
 
 TRANSITIONS: tuple[Transition, ...] = (
     Transition(None, "claim", State.IN_PROGRESS, "no record, or a forgotten one"),
+    Transition(None, "abandon", State.RELEASED, "no record: a mark that closes it to this claim id alone"),
+    Transition(State.IN_PROGRESS, "claim", State.IN_PROGRESS, "same claim id: its answer was lost, or trust was"),
     Transition(State.IN_PROGRESS, "renew", State.IN_PROGRESS, "same claim id"),
     Transition(State.IN_PROGRESS, "complete", State.COMPLETED, "same claim id; with a reply, or as a tombstone"),
     Transition(State.IN_PROGRESS, "release", State.RELEASED, "same claim id; nothing happened, or the policy says so"),
     Transition(State.IN_PROGRESS, "release", State.IN_DOUBT, "same claim id, not forwarded, an older doubt is open"),
     Transition(State.IN_PROGRESS, "hold", State.IN_DOUBT, "same claim id; sent, no complete answer"),
-    Transition(State.IN_PROGRESS, "takeover", State.IN_PROGRESS, "lease over, run_again, effect deadline passed"),
     Transition(State.IN_PROGRESS, "abandon", State.RELEASED, "same claim id, never forwarded"),
+    Transition(State.IN_PROGRESS, "abandon", State.IN_DOUBT, "same claim id, never forwarded, an older doubt is open"),
+    Transition(State.IN_PROGRESS, "takeover", State.IN_PROGRESS, "lease over, run_again, effect deadline passed"),
+    Transition(State.IN_PROGRESS, "expire", None, "its retention is over, run_again, lease and effect deadline passed"),
     Transition(State.IN_DOUBT, "takeover", State.IN_PROGRESS, "run_again, effect deadline passed"),
     Transition(State.IN_DOUBT, "complete", State.COMPLETED, "same claim id: the late answer of its last holder"),
     Transition(State.IN_DOUBT, "release", State.RELEASED, "same claim id: the late answer of its last holder"),
-    Transition(State.RELEASED, "claim", State.IN_PROGRESS, "at once"),
-    Transition(State.COMPLETED, "expire", None, "its retention is over"),
-    Transition(State.RELEASED, "expire", None, "its retention is over"),
     Transition(State.IN_DOUBT, "expire", None, "its retention is over, run_again, effect deadline passed"),
+    Transition(State.RELEASED, "claim", State.IN_PROGRESS, "at once; another request only if no execution binds it"),
+    Transition(State.RELEASED, "abandon", State.RELEASED, "the mark of another claim id"),
+    Transition(State.RELEASED, "expire", None, "its retention is over"),
+    Transition(State.COMPLETED, "expire", None, "its retention is over"),
 )
 
 
@@ -199,8 +204,7 @@ def state_diagram() -> str:
     rows = "\n".join(f"| {name(t.source)} | {t.event} | {name(t.target)} | {t.condition} |" for t in TRANSITIONS)
     return (
         "# States of a record\n\n"
-        "Generated from `TRANSITIONS` in `gateway/decision.py` by `make docs`; a test keeps it current\n"
-        "and walks every step on PostgreSQL.\n\n"
+        "Generated from `TRANSITIONS` in `gateway/decision.py`; a test keeps it current.\n\n"
         f"```mermaid\nstateDiagram-v2\n{arrows}\n```\n\n"
         f"| from | event | to | when |\n|---|---|---|---|\n{rows}\n"
     )
