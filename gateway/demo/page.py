@@ -57,9 +57,9 @@ class Page:
   Send it again: the same answer, with Idempotent-Replayed: true. Change the amount: 422.
   Add -H 'X-Ledger-Fault: sleep-before=5s', take a new key, and send it from two terminals: 409.
 
-  curl '{ledger}/transfers?client_ref=my-first-key'                  # what the ledger holds
-  curl -s {monitor}/metrics | grep requests_total                  # what the gateway counted
-  tail -f {folder}/gateway.log                                          # one line per request
+  What the ledger holds:     curl '{ledger}/transfers?client_ref=my-first-key'
+  What the gateway counted:  curl -s {monitor}/metrics | grep requests_total
+  One line per request:      tail -f {folder}/gateway.log
 
 Ctrl-C ends everything.
 """
