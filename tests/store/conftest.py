@@ -34,6 +34,8 @@ from gateway.store.statements import (
 )
 from gateway.store.upkeep import open_partitions
 
+from .relay import Relay
+
 ZERO = dt.datetime(2040, 1, 1, tzinfo=dt.UTC)
 """When the tests that say the time begin: long after the server's start."""
 
@@ -251,3 +253,11 @@ class Bench:
 @pytest.fixture
 async def bench(database: asyncpg.Connection, tables: str) -> Bench:
     return Bench(database, tables)
+
+
+@pytest.fixture
+async def relay(dsn: str) -> AsyncIterator[Relay]:
+    relay = Relay(dsn)
+    await relay.open()
+    yield relay
+    await relay.close()

@@ -24,12 +24,17 @@ WITH settings AS MATERIALIZED (
   FROM mine m
   WHERE r.id = m.id AND r.claim = m.claim AND r.state = 'in_progress'
   RETURNING m.n
+), held AS MATERIALIZED (   -- locked ones too
+  SELECT i.n
+  FROM input i
+  JOIN :"schema".idempotency_record r ON r.id = i.id AND r.claim = i.claim
+  WHERE r.state = 'in_progress'
 )
 SELECT i.n::int AS n,
   w.n IS NOT NULL AS renewed,
-  EXISTS (SELECT FROM :"schema".idempotency_record r
-    WHERE r.id = i.id AND r.claim = i.claim AND r.state = 'in_progress') AS mine,
+  h.n IS NOT NULL AS mine,
   extract(epoch FROM i.t)::float8 AS t,
   (SELECT epoch FROM :"schema".idempotency_schema) AS epoch
 FROM input i
 LEFT JOIN renewed w ON w.n = i.n
+LEFT JOIN held h ON h.n = i.n
