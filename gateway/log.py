@@ -70,6 +70,7 @@ class Log:
         """Write something rare and interesting."""
         if _LEVELS[level] >= self._threshold:
             now = self.timestamp(time.time())
+            facts = {name: _unicode(fact) if isinstance(fact, str) else fact for name, fact in facts.items()}
             self._add(self._encode({"ts": now, "level": level, "event": name, "service": self.service, **facts}))
 
     def flush(self) -> None:
@@ -88,3 +89,8 @@ class Log:
         self._lines.append(line)
         if len(self._lines) >= _FLUSH_AT_LINES:
             self.flush()
+
+
+def _unicode(text: str) -> str:
+    """An error's text may quote bytes from the wire that are no UTF-8; they must not stop the line."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")

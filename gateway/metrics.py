@@ -126,6 +126,15 @@ _SETTLEMENTS = (
     ("hold", "reset_on_reused_connection"),
     ("hold", "shutdown"),
 )
+_FAILURES = (
+    *((cause, "no", "new") for cause in ("connection_refused", "connection_timeout", "connection_limit_reached")),
+    *((cause, "no", "new") for cause in ("destination_unavailable", "dns_error", "dns_timeout", "tls_protocol_error")),
+    *(
+        (cause, "yes", connection)
+        for cause in ("connection_terminated", "http_response_incomplete", "http_protocol_error")
+        for connection in ("new", "reused")
+    ),
+)
 _STATEMENTS = ("claim", "settle", "renew", "abandon", "reply", "look")
 _CLASSES = ("2xx", "3xx", "4xx", "5xx")
 
@@ -209,9 +218,14 @@ class Metrics(Collector):
             for klass in _CLASSES:
                 self.passed.zero(upstream, klass)
                 self.upstream_seconds.zero(upstream, klass)
+            for failure in _FAILURES:
+                self.upstream_failures.zero(upstream, *failure)
         for statement in _STATEMENTS:
             self.statement_seconds.zero(store, statement)
             self.batch_rows.zero(store, statement)
+        for statement in ("connect", *_STATEMENTS):
+            for fault in ("connection", "timeout"):
+                self.store_errors.zero(store, statement, fault)
         self.janitor_removed.zero(store)
 
     def gauge(self, name: str, text: str, labels: Labels, read: Callable[[], Mapping[Labels, float]]) -> None:
