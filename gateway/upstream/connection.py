@@ -100,9 +100,20 @@ class Call:
 
 
 class Connection(asyncio.Protocol):
-    """One connection. `idle_since` is the pool's."""
+    """One connection. `gone`: its socket is closed. `idle_since` is the pool's."""
 
-    __slots__ = ("_answer", "_call", "_owner", "_paused", "_poll", "_transport", "_used", "_writable", "idle_since")
+    __slots__ = (
+        "_answer",
+        "_call",
+        "_owner",
+        "_paused",
+        "_poll",
+        "_transport",
+        "_used",
+        "_writable",
+        "gone",
+        "idle_since",
+    )
 
     def __init__(self, owner: Owner, head_limit_bytes: int) -> None:
         self._owner = owner
@@ -113,6 +124,7 @@ class Connection(asyncio.Protocol):
         self._paused = False
         self._used = False
         self._writable: asyncio.Future[None] | None = None
+        self.gone = False
         self.idle_since = 0.0
 
     # ---- for the pool -----------------------------------------------------------------------------------------
@@ -120,6 +132,11 @@ class Connection(asyncio.Protocol):
     def is_usable(self) -> bool:
         """Whether neither the loop nor the kernel has seen anything come in: no end, no error, no stray byte."""
         return not self._transport.is_closing() and not self._poll.poll(0)
+
+    def is_fresh(self) -> bool:
+        """As `is_usable`, for a connection just made: with TLS the other side has sent session tickets by now."""
+        encrypted = self._transport.get_extra_info("ssl_object") is not None
+        return not self._transport.is_closing() if encrypted else self.is_usable()
 
     def carry(self, call: Call) -> bool:
         """Ask whether to send, and hand the request to the transport, with nothing in between.
@@ -186,7 +203,8 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         call = self._call
         if call is None:
-            self._owner.discard(self)  # nothing was asked
+            self.close()  # nothing was asked
+            self._owner.discard(self)
             return
         self._answer.feed(data)
         self._go_on(call)
@@ -204,7 +222,9 @@ class Connection(asyncio.Protocol):
             self._rescue()
         call = self._call
         if call is not None:
-            self._fail(call, cause_of(exc, TERMINATED) if exc is not None else TERMINATED)
+            timed_out = isinstance(exc, TimeoutError)  # the kernel gave up on a peer that acknowledges nothing
+            self._fail(call, "connection_read_timeout" if timed_out else cause_of(exc, TERMINATED))
+        self.gone = True
         self._owner.discard(self)
         self._owner.lost(self)
         self.resume_writing()

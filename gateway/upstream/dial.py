@@ -77,7 +77,7 @@ async def _look_up(host: str, port: int) -> list[str]:
     return list(dict.fromkeys(str(address[0]) for *_, address in found))
 
 
-def cause_of(error: BaseException, otherwise: str) -> str:
+def cause_of(error: BaseException | None, otherwise: str) -> str:
     """Name an error of a socket or of TLS by its proxy error type."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return "tls_certificate_error"

@@ -15,6 +15,7 @@ from typing import Protocol
 
 from gateway.exchange import BodyStream, Receiver
 from gateway.model import NeverSent, ReplyHead
+from gateway.upstream.answer import TERMINATED
 from gateway.upstream.connection import Call, Connection
 from gateway.upstream.dial import DialError, dial
 from gateway.upstream.uploading import Opening, framing
@@ -195,8 +196,9 @@ class HttpUpstream:
         self._connections.remove(connection)
         if connection in self._idle:
             self._idle.remove(connection)
-        self._closing.add(connection)
-        connection.close()
+        if not connection.gone:
+            self._closing.add(connection)
+            connection.close()
         if self._waiting:
             self._dial_for_waiting()
 
@@ -232,20 +234,25 @@ class HttpUpstream:
                 factory, self._host, self._port, tls=self._ssl, server_name=self._server_name, seconds=seconds
             )
         except DialError as error:
-            self._end_dial()
-            if call in self._waiting:
-                self._waiting.remove(call)
-                self._refuse(call, error.cause)
-            self._dial_for_waiting()
-        else:
-            self._end_dial()
-            self._connections.add(connection)
+            self._end_dial(call, error.cause)
+            return
+        self._connections.add(connection)
+        if connection.is_fresh():
+            self._end_dial(call, None)
             self._give(connection)
+        else:
+            self.discard(connection)
+            self._end_dial(call, TERMINATED)  # an overloaded service accepts, and closes before anything was sent
 
-    def _end_dial(self) -> None:
+    def _end_dial(self, call: Call, cause: str | None) -> None:
         task = asyncio.current_task()
         if task is not None:
             self._dials.discard(task)
+        if cause is not None:
+            if call in self._waiting:
+                self._waiting.remove(call)
+                self._refuse(call, cause)
+            self._dial_for_waiting()
 
     # ---- not sending ------------------------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ import socket
 import pytest
 
 from gateway.model import NeverSent, NoReply
+from gateway.upstream import pool
 from tests.support import RawUpstream, chunked, close, early, endless, hang, play, reply, reset, then
 from tests.support.raw_upstream import Turn
 from tests.upstream.conftest import HEAD, LIMIT, Connect, Failures, Waiting, ask
@@ -229,3 +230,47 @@ async def test_closing_ends_what_waits_and_what_is_under_way(connect: Connect) -
 async def test_an_unfinished_chunked_answer_is_no_reply_after_the_upstream_dies(connect: Connect) -> None:
     async with RawUpstream(then(chunked([b"a"] * 100, end=b""), close())) as up:
         assert await ask(connect(up)) == NoReply("http_response_incomplete", reused=False)
+
+
+@pytest.mark.parametrize("greeting", [b"", b"HTTP/1.1 503 Full\r\nContent-Length: 0\r\n\r\n"])
+async def test_an_upstream_that_closes_when_it_accepts_leaves_nobody_waiting(connect: Connect, greeting: bytes) -> None:
+    """Whether the close is seen before or after the request was written depends on the moment; an outcome comes."""
+
+    async def refuse(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(greeting)
+        writer.close()
+
+    async with await asyncio.start_server(refuse, "127.0.0.1", 0) as server:
+        upstream = connect(server.sockets[0].getsockname()[1], max_connections=2)
+        receivers = [Waiting() for _ in range(30)]
+        for receiver in receivers:
+            upstream.send(HEAD, b"", LIMIT, receiver)
+        for receiver in receivers:
+            outcome = await receiver.outcome()
+            if isinstance(outcome, NeverSent):
+                assert receiver.asked == 0
+            elif isinstance(outcome, NoReply):
+                assert outcome.cause == "connection_terminated"
+            else:
+                assert outcome[0].status == 503
+        assert (upstream.idle, upstream.active, upstream.waiting) == (0, 0, 0)
+
+
+async def test_a_connection_closed_before_it_is_used_means_never_sent(
+    connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with RawUpstream(reply(200)) as up:
+        upstream = connect(up)
+        original = pool.dial
+
+        async def dial_and_wait_for_the_end(*args: object, **named: object) -> object:
+            connection = await original(*args, **named)
+            await up.until(lambda: up.connections == 1)
+            await up.close_connections()
+            while not connection._transport.is_closing():
+                await asyncio.sleep(0)
+            return connection
+
+        monkeypatch.setattr(pool, "dial", dial_and_wait_for_the_end)
+        assert await ask(upstream) == NeverSent("connection_terminated")
+        assert (upstream.idle, upstream.active, len(up.requests)) == (0, 0, 0)
