@@ -80,6 +80,7 @@ class Opening:
             left -= len(piece)
             if left < 0:
                 return False
+            call.unwritten = left > 0  # the answer may come before the source says that it has ended
             await connection.write((piece,))
         if left:
             return False

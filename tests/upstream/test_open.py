@@ -254,3 +254,14 @@ async def test_a_download_is_read_no_faster_than_it_is_taken(connect: Connect) -
             total += len(piece)
             largest = max(largest, len(piece))
         assert (total, largest < 1_000_000) == (size, True)
+
+
+async def test_a_body_whose_last_byte_was_written_is_whole_though_its_source_has_not_ended(connect: Connect) -> None:
+    async def unending() -> AsyncIterator[bytes]:
+        yield b"whole"
+        await asyncio.Event().wait()
+
+    async with RawUpstream(reply(200, b"ok")) as up:
+        upstream = connect(up)
+        assert (await fetch(upstream, get(method=b"POST"), unending(), 5))[1] == b"ok"
+        assert (upstream.idle, up.requests[0].body) == (1, b"whole")
