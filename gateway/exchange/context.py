@@ -31,14 +31,17 @@ class Content(Protocol):
 
 
 class Call(msgspec.Struct, frozen=True):
-    """A protected request as it was matched, identified and read: what is claimed is what is forwarded."""
+    """A protected request as it was matched, identified and read: what is claimed is what is forwarded.
+
+    `head` makes the head for the upstream; a request that is not forwarded needs none.
+    """
 
     route: str
     policy: Policy
     upstream: str
     identity: Identity
     content: Content
-    head: bytes
+    head: Callable[[], bytes]
     body: bytes
     request_id: str
 

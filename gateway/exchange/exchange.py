@@ -242,7 +242,7 @@ class Exchange:
         self._sent_at = context.boot_clock()
         self._upstream_by = self._sent_at + call.policy.upstream_timeout_ms / 1000
         upstream = context.upstreams[call.upstream]
-        self._sending = upstream.send(call.head, call.body, call.policy.max_response_body_bytes, self)
+        self._sending = upstream.send(call.head(), call.body, call.policy.max_response_body_bytes, self)
 
     def may_send(self) -> bool:
         """Invariant 1 at the moment of the first write: the lease is trusted (or the policy forwards without one)."""

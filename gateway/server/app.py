@@ -46,6 +46,7 @@ class App:
     def __init__(self, config: Config, dsn: Callable[[], str]) -> None:
         self._config = config
         self._stopping = asyncio.Event()
+        self._started = False
         self._delaying = False
         protected = {name: route for name, route in config.routes.items() if route.policy.mode is Mode.ENFORCE}
         self.log = Log(config.service, config.log.level)
@@ -136,6 +137,7 @@ class App:
         gc.freeze()
         gc.set_threshold(50_000, 20, 20)
         await server.start_serving()
+        self._started = True
         self.log.event("started", listen=self._config.listen, version=version("idempotency-gateway"))
         started(f"listening on {self._config.listen}")
         await self._stopping.wait()
@@ -179,6 +181,8 @@ class App:
     def readiness(self) -> Readiness:
         """Started, schema usable, not draining. A store that is down does not make a process unready."""
         state = self.store.state
+        if not self._started:
+            return Readiness(ready=False, reason="starting", store=state.sentence)
         if self._delaying:
             return Readiness(ready=False, reason="stopping", store=state.sentence)
         if state.schema_usable is False:

@@ -6,6 +6,7 @@ One pass over the received lines; what was matched, identified and digested is w
 import asyncio
 import secrets
 from collections.abc import AsyncIterator, Callable, Mapping
+from functools import partial
 from typing import Any, cast
 
 import msgspec
@@ -175,7 +176,6 @@ class Handler:
         if not isinstance(body, bytes):
             return Gone() if body is None else self._refuse(request, route, body[0], **body[1])
         started = self._clock()
-        forwarding = self._forwarding[route.upstream]
         call = Call(
             route=route.name,
             policy=policy,
@@ -184,14 +184,15 @@ class Handler:
             content=Content(
                 self._recipes[route.name], request.method, request.target, host=request.host, seen=seen, body=body
             ),
-            head=wire.forward_head(
+            head=partial(
+                wire.forward_head,
                 request.method,
                 request.target,
                 request.headers,
                 seen,
                 peer=peer,
                 request_id=request.request_id,
-                host=forwarding.host,
+                host=self._forwarding[route.upstream].host,
                 strip=policy.key.header if policy.forward_key is ForwardKey.STRIP else None,
             ),
             body=body,

@@ -7,6 +7,7 @@ line. `answer` and `stream_head` add those last, because they depend on who is a
 import datetime as dt
 import re
 import time
+from functools import lru_cache
 from typing import Final
 
 import msgspec
@@ -178,6 +179,11 @@ def marks(
 
 def http_date(unix: float) -> str:
     """Return Unix seconds as an HTTP date (RFC 9110, 5.6.7)."""
+    return _http_date(int(unix))
+
+
+@lru_cache(maxsize=64)  # many answers are made within one second
+def _http_date(unix: int) -> str:
     year, month, day, hour, minute, second, weekday, _, _ = time.gmtime(unix)
     return f"{_DAYS[weekday]}, {day:02} {_MONTHS[month - 1]} {year:04} {hour:02}:{minute:02}:{second:02} GMT"
 

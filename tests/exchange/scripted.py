@@ -295,7 +295,7 @@ class World:
             upstream="ledger",
             identity=identity(key),
             content=Text(text),
-            head=b"POST /pay HTTP/1.1\r\n",
+            head=lambda: b"POST /pay HTTP/1.1\r\n",
             body=text.encode(),
             request_id=f"r{number}",
         )
