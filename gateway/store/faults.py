@@ -82,6 +82,10 @@ def classify(error: BaseException) -> Fault:
             return Fault(Kind.UNKNOWN, "warning", sentence)
         case TimeoutError():
             return Fault(Kind.UNKNOWN, "timeout", "PostgreSQL did not answer in time.")
+        case asyncpg.PostgresError() if "unsupported startup parameter" in sentence:
+            return Fault(
+                Kind.REFUSED, "pooler", f"A pooler stands before PostgreSQL ({sentence}): set `pool_mode: transaction`."
+            )
         case asyncpg.PostgresError():
             state = error.sqlstate or ""
             kind, cause = _BY_STATE.get(state) or _BY_CLASS.get(state[:2]) or (Kind.REFUSED, "refused")

@@ -506,3 +506,18 @@ async def test_the_constraints_refuse_states_that_make_no_sense(bench: Bench) ->
     ):
         with pytest.raises(asyncpg.CheckViolationError):
             await bench.connection.execute(f"UPDATE idempotency_record SET {change}")
+
+
+@pytest.mark.parametrize("on_in_doubt", OnInDoubt)
+@pytest.mark.parametrize("settlement", Settlement)
+async def test_a_duplicate_is_answered_in_every_state_under_every_policy(
+    bench: Bench, on_in_doubt: OnInDoubt, settlement: Settlement
+) -> None:
+    request = claim_request(on_in_doubt=on_in_doubt)
+    await bench.claim(request)
+    await bench.settle(settle_request(request, settlement))
+    found = await bench.claim(claim_request(on_in_doubt=on_in_doubt))
+    if settlement is Settlement.HOLD and on_in_doubt is not PROBE:
+        assert isinstance(found, InDoubt)
+    else:
+        assert isinstance(found, Completed if settlement is Settlement.COMPLETE else Acquired)

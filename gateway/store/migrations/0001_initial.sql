@@ -94,7 +94,7 @@ CREATE FUNCTION :"schema".runs_again_at(
     WHEN greatest((r).on_in_doubt, asked) = 'block' OR (r).reruns + 1 >= max_attempts THEN NULL
     ELSE greatest(
       :"schema".lease_end(r),
-      CASE WHEN greatest((r).on_in_doubt, asked) = 'probe' THEN '-infinity' ELSE :"schema".effect_end(r) END,
+      CASE WHEN greatest((r).on_in_doubt, asked) = 'probe' THEN :"schema".open_since(r) ELSE :"schema".effect_end(r) END,
       calm_from + (r).lease_ms * interval '1 ms')
     END;
 
