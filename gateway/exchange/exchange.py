@@ -282,6 +282,8 @@ class Exchange:
         context.note_duration(call.route, self._upstream_seconds)
         context.observer.upstream_answered(call.upstream, status, self._upstream_seconds)
         verdict = decision.settle(decision.Answered(status, whole), call.policy.outcomes.settlement)
+        if verdict.settlement is Settlement.HOLD:
+            self._event("in_doubt", cause="status")
         self._settle(verdict, lambda settled: self._own_reply(status, body, settled), status, body)
 
     def _hold(self, failure: NoReply, *, stopped: bool = False) -> None:

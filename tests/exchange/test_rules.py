@@ -284,6 +284,16 @@ async def test_rule_14_what_was_sent_without_a_complete_answer_is_in_doubt_and_w
     world.assert_nothing_is_left()
 
 
+async def test_rule_14_a_status_that_the_policy_holds_is_relayed_in_doubt_and_is_an_event(world):
+    answer = world.sent()
+    world.sending.reply(502, b"bad gateway")
+    assert [(a.what.settlement, a.what.head) for a in world.store.settles] == [(Settlement.HOLD, None)]
+    world.store.settles[0].tell(SettleOutcome.DONE)
+    assert (answer.result().status, answer.result().outcome) == (502, Outcome.IN_DOUBT)
+    assert world.observer.count("event", "in_doubt") == 1
+    assert world.observer.count("settled", "hold", "status") == 1
+
+
 async def test_rule_14_at_respond_within_nothing_is_written_and_the_late_reply_is_kept(world):
     answer = world.sent(respond_within_ms=1000)
     world.move(1.0)
