@@ -319,3 +319,8 @@ def json_retry_after(answer) -> int:
 
 async def test_the_answer_is_a_future_of_the_running_loop(world):
     assert isinstance(world.begin(), asyncio.Future)
+
+
+async def test_the_head_and_body_that_were_claimed_are_what_is_forwarded(world):
+    world.sent("pay 5")
+    assert (world.sending.head, world.sending.body) == (b"POST /pay HTTP/1.1\r\n", b"pay 5")
