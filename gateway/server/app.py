@@ -173,6 +173,7 @@ class App:
     async def _sweep(self) -> None:
         while True:
             await asyncio.sleep(_SWEEP_SECONDS)
+            await asyncio.sleep(0)  # after a pause of the process, read what came meanwhile before calling it overdue
             self.exchanges.sweep()
             self.log.flush()
 
