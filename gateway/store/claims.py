@@ -2,13 +2,14 @@
 
 import asyncio
 import uuid
+from collections import deque
 from collections.abc import Callable
 
 from gateway.model import Acquired, ClaimOutcome, ClaimRequest, Held, Unavailable
 from gateway.store.clock import Anchor, boot
 from gateway.store.faults import Fault, Kind
 from gateway.store.heartbeat import Heartbeat
-from gateway.store.lanes import MAX_BATCH_BYTES, MAX_BATCH_ROWS, Lane, Waiting, call_back
+from gateway.store.lanes import MAX_BATCH_BYTES, MAX_BATCH_ROWS, Deadlines, Lane, call_back
 from gateway.store.link import Link
 from gateway.store.session import Role
 from gateway.store.statements import claim_arguments, claim_outcome
@@ -17,6 +18,7 @@ _ROUNDS = 3
 """How often a claim is asked again because the row changed between snapshot and write."""
 _SLOW_SECONDS = 0.05
 """A statement under way for longer lets the next lane go ahead: before, two batches would only be smaller ones."""
+_PAUSE_SECONDS = 0.05
 _ROW_BYTES = 256
 
 
@@ -42,23 +44,24 @@ class Claims:
         self._link = link
         self._heartbeat = heartbeat
         self._give_up = give_up
-        self._pending: dict[uuid.UUID, _Asked] = {}
+        self._pending: dict[uuid.UUID, _Asked] = {}  # oldest deadline first
         self._uncertain: set[uuid.UUID] = set()
         self._endings: list[asyncio.Future[None]] = []
-        self._waiting: Waiting[_Asked] = Waiting(self._expire, self._relieve)
-        self._lanes = [_ClaimLane(link, self, first=number == 0) for number in range(lanes)]
-        self._first = self._lanes[0]
+        self._waiting: deque[_Asked] = deque()
+        self._deadlines = Deadlines(self._overdue)
+        self.lanes = [_ClaimLane(link, self, first=number == 0) for number in range(lanes)]
+        self._first = self.lanes[0]
         link.on_down.append(self._fail_waiting)
 
     def start(self) -> None:
         """Start the lanes."""
-        for lane in self._lanes:
+        for lane in self.lanes:
             lane.start()
 
     async def stop(self) -> None:
         """End the lanes; whoever still waits is told `Unavailable`."""
-        self._waiting.stop()
-        for lane in self._lanes:
+        self._deadlines.stop()
+        for lane in self.lanes:
             await lane.stop()
         self._waiting.clear()
         for asked in list(self._pending.values()):
@@ -72,10 +75,8 @@ class Claims:
             self._link.soon(self._finish, asked, Unavailable(self._link.fault.cause))
             return
         self._waiting.append(asked)
-        if self._first.idle:
-            self._first.wake()
-        else:
-            self._waiting.watch()
+        self._first.wake()
+        self._deadlines.watch()
 
     def abandon(self, claim_id: uuid.UUID) -> bool:
         """Whether the claim may have been, or may yet be, written, and nothing else sees to giving it up."""
@@ -98,7 +99,7 @@ class Claims:
     @property
     def waiting(self) -> bool:
         """Whether a claim waits for a lane."""
-        return bool(len(self._waiting))
+        return bool(self._waiting)
 
     # ---- for the lanes -------------------------------------------------------------------------------------------
 
@@ -108,13 +109,12 @@ class Claims:
         batch: list[_Asked] = []
         later: list[_Asked] = []
         records: set[bytes] = set()
-        now = boot()
-        while len(waiting) and len(batch) < MAX_BATCH_ROWS:
+        while waiting and len(batch) < MAX_BATCH_ROWS:
             asked = waiting.popleft()
+            if not self.lives(asked):
+                continue
             if asked.abandoned and not asked.sent:
                 self._finish(asked, Unavailable("abandoned"))
-            elif asked.deadline <= now:
-                self._expire(asked)
             elif asked.request.identity.record_id in records:
                 later.append(asked)
             elif batch and size + asked.size > MAX_BATCH_BYTES:
@@ -124,12 +124,17 @@ class Claims:
                 records.add(asked.request.identity.record_id)
                 size += asked.size
                 batch.append(asked)
-        if later:
-            waiting.push_back(later)
+        waiting.extendleft(reversed(later))
         return batch
+
+    def lives(self, asked: _Asked) -> bool:
+        """Whether its caller still waits: not once its time is over."""
+        return self._pending.get(asked.request.claim_id) is asked
 
     def answered(self, asked: _Asked, outcome: ClaimOutcome | None, anchor: Anchor) -> None:
         """The statement's word on one claim. None: it has to be asked again."""
+        if not self.lives(asked):
+            return  # its caller was told, and gives it up
         asked.sent = False
         if outcome is None:
             asked.rounds += 1
@@ -150,30 +155,31 @@ class Claims:
 
     def again(self, batch: list[_Asked]) -> None:
         """Put back what has to be asked again by the same claim id, or end it if the store is down."""
+        living = [asked for asked in batch if self.lives(asked)]
         if self._link.up:
-            self._waiting.push_back(batch)
-            self._waiting.watch()
+            self._waiting.extendleft(reversed(living))
             return
-        for asked in batch:
+        for asked in living:
             self._finish(asked, Unavailable(self._link.fault.cause))
 
     def failed(self, batch: list[_Asked]) -> None:
         """A defect kept these from being answered."""
         for asked in batch:
-            if self._pending.get(asked.request.claim_id) is asked:
-                self._finish(asked, Unavailable("client_fault"))
+            self._finish(asked, Unavailable("client_fault"))
 
     def refuse(self, asked: _Asked, fault: Fault) -> None:
         """A definite failure: nothing was written."""
-        asked.sent = False
-        self._finish(asked, Unavailable(fault.cause))
+        if self.lives(asked):
+            asked.sent = False
+            self._finish(asked, Unavailable(fault.cause))
 
     # ---- within --------------------------------------------------------------------------------------------------
 
     def _finish(self, asked: _Asked, outcome: ClaimOutcome) -> None:
+        if not self.lives(asked):
+            return
         claim_id = asked.request.claim_id
-        if self._pending.get(claim_id) is asked:
-            del self._pending[claim_id]
+        del self._pending[claim_id]
         if asked.sent:  # Unavailable, and it may have been written
             if asked.abandoned:
                 self._give_up(asked.request)
@@ -187,19 +193,26 @@ class Claims:
             for ended in endings:
                 ended.set_result(None)
 
-    def _expire(self, asked: _Asked) -> None:
-        self._finish(asked, Unavailable("timeout"))
+    def _overdue(self, now: float) -> bool:
+        while self._pending:
+            asked = next(iter(self._pending.values()))
+            if asked.deadline > now:
+                self._relieve(now)
+                return True
+            self._finish(asked, Unavailable("timeout"))
+        return False
 
     def _fail_waiting(self, fault: Fault) -> None:
-        for asked in self._waiting.clear():
+        waiting = list(self._waiting)
+        self._waiting.clear()
+        for asked in waiting:
             self._finish(asked, Unavailable(fault.cause))
 
-    def _relieve(self) -> None:
+    def _relieve(self, now: float) -> None:
         """Let the next lane go ahead when every busy one is slow."""
-        if not self.waiting:
+        if not self._waiting:
             return
-        now = boot()
-        for lane in self._lanes:
+        for lane in self.lanes:
             if lane.idle:
                 lane.wake()
                 return
@@ -214,6 +227,7 @@ class _ClaimLane(Lane):
         super().__init__(link, Role.CLAIM)
         self._claims = claims
         self._first = first
+        self._failed = False
 
     async def work(self) -> bool:
         """Ask for what waits."""
@@ -242,15 +256,18 @@ class _ClaimLane(Lane):
         if await self.ready() is None:
             claims.again(batch)
             return
+        batch = [asked for asked in batch if claims.lives(asked)]
+        if not batch:
+            return
         for asked in batch:
             asked.sent = True
         anchor = Anchor()
-        timeout = max(0.001, min(asked.deadline for asked in batch) - anchor.boot)
         arguments = claim_arguments([asked.request for asked in batch], self.link.calm_ms())
-        answer = await self.ask("claim", arguments, len(batch), timeout)
+        answer = await self.ask("claim", arguments, len(batch), self.link.timeout)
         if answer.fault is not None:
             await self._after(answer.fault, batch, deadlocked=deadlocked)
             return
+        self._failed = False
         for row in answer.rows:
             asked = batch[row["n"] - 1]
             claims.answered(
@@ -262,9 +279,13 @@ class _ClaimLane(Lane):
         claims = self._claims
         if fault.kind is Kind.UNKNOWN:
             claims.again(batch)
+            if self._failed:
+                await asyncio.sleep(_PAUSE_SECONDS)  # twice in a row: not as fast as it can
+            self._failed = True
             return
         for asked in batch:
-            asked.sent = False
+            if claims.lives(asked):
+                asked.sent = False
         if fault.kind is Kind.DEADLOCK and not deadlocked:
             await self._ask(batch, deadlocked=True)
         elif fault.kind is Kind.LOCKED and len(batch) > 1:

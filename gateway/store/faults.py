@@ -6,7 +6,7 @@ import asyncpg
 import msgspec
 from asyncpg.exceptions import InternalClientError
 
-from gateway.errors import SchemaError
+from gateway.errors import GatewayError, SchemaError
 
 
 class Kind(enum.Enum):
@@ -52,6 +52,7 @@ _BY_STATE = {
     "23514": (Kind.ROW, "no_partition"),
     "53300": (Kind.UNKNOWN, "too_many_connections"),
     "26000": (Kind.UNKNOWN, "prepared_statement_lost"),
+    "0A000": (Kind.UNKNOWN, "plan_invalid"),  # a table changed under a prepared statement
     "42501": (Kind.REFUSED, "permission"),
     "42P01": (Kind.REFUSED, "schema"),
     "3F000": (Kind.REFUSED, "schema"),
@@ -94,9 +95,11 @@ def classify(error: BaseException) -> Fault:
             return Fault(kind, cause, sentence)
         case InternalClientError():
             return Fault(Kind.UNKNOWN, "client_fault", sentence)
-        case ValueError():
+        case OSError():  # before ValueError: a certificate that does not fit is both
+            return Fault(Kind.UNKNOWN, "connection", sentence)
+        case ValueError() | GatewayError():
             return Fault(Kind.REFUSED, "dsn", sentence)
-        case asyncpg.InterfaceError() | OSError():
+        case asyncpg.InterfaceError():
             return Fault(Kind.UNKNOWN, "connection", sentence)
         case _:
             return Fault(Kind.UNKNOWN, "client_fault", sentence)

@@ -5,9 +5,8 @@ What waits while a statement is under way goes out together in the next one; not
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections import deque
-from collections.abc import Callable, Iterable
-from typing import Any, Generic, Protocol, TypeVar
+from collections.abc import Callable
+from typing import Any
 
 from gateway.store.clock import boot
 from gateway.store.faults import Fault, Kind, classify
@@ -148,49 +147,19 @@ class Answer:
         self.fault = fault
 
 
-class Waiter(Protocol):
-    """Something that waits in a queue."""
+class Deadlines:
+    """Ends what waits too long, although the lanes are busy: one coarse timer, armed only while somebody waits.
 
-    deadline: float
-    """Boot-time clock, seconds."""
+    `overdue(now)` ends whoever's deadline has passed and says whether somebody still waits.
+    """
 
-
-W = TypeVar("W", bound=Waiter)
-
-
-class Waiting(Generic[W]):
-    """Who waits for a lane, oldest first. One coarse timer, armed only while somebody waits, ends overdue ones."""
-
-    def __init__(self, expired: Callable[[W], None], swept: Callable[[], None] | None = None) -> None:
-        self._queue: deque[W] = deque()
-        self._expired = expired
-        self._swept = swept
+    def __init__(self, overdue: Callable[[float], bool]) -> None:
+        self._overdue = overdue
         self._timer: asyncio.TimerHandle | None = None
 
-    def __len__(self) -> int:
-        return len(self._queue)
-
-    def append(self, waiter: W) -> None:
-        """Let `waiter` wait at the end."""
-        self._queue.append(waiter)
-
-    def push_back(self, waiters: Iterable[W]) -> None:
-        """Put back, at the front and in their order, those that have to be asked again."""
-        self._queue.extendleft(reversed(list(waiters)))
-
-    def popleft(self) -> W:
-        """Take the first."""
-        return self._queue.popleft()
-
-    def clear(self) -> list[W]:
-        """Take all."""
-        everyone = list(self._queue)
-        self._queue.clear()
-        return everyone
-
     def watch(self) -> None:
-        """See to it that who waits too long is answered, although the lanes are busy."""
-        if self._timer is None and self._queue:
+        """Somebody waits."""
+        if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(_SWEEP_SECONDS, self._sweep)
 
     def stop(self) -> None:
@@ -201,9 +170,5 @@ class Waiting(Generic[W]):
 
     def _sweep(self) -> None:
         self._timer = None
-        now = boot()
-        while self._queue and self._queue[0].deadline <= now:
-            self._expired(self._queue.popleft())
-        if self._swept is not None:
-            self._swept()
-        self.watch()
+        if self._overdue(boot()):
+            self.watch()

@@ -128,6 +128,12 @@ class PostgresStore:
         return self._writes.pending
 
     @property
+    def connections(self) -> int:
+        """Connections that are open."""
+        lanes = (*self._claims.lanes, self._writes, self._heartbeat, self._reads)
+        return sum(lane.session is not None for lane in lanes)
+
+    @property
     def leases_held(self) -> int:
         """Leases that the heartbeat renews."""
         return len(self._heartbeat)

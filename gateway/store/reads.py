@@ -1,12 +1,13 @@
 """Reads of single records: a stored reply, and whether a record is completed. One statement each, with scalars."""
 
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 from gateway.model import Completed, StoredReply, Unavailable
 from gateway.store.clock import boot
 from gateway.store.faults import Fault, Kind
-from gateway.store.lanes import Lane, Waiting, call_back
+from gateway.store.lanes import Deadlines, Lane, call_back
 from gateway.store.link import Link
 from gateway.store.session import Role
 from gateway.store.statements import looked, stored_reply
@@ -15,7 +16,7 @@ from gateway.store.statements import looked, stored_reply
 class _Question:
     """A read on its way."""
 
-    __slots__ = ("arguments", "deadline", "done", "meaning", "name")
+    __slots__ = ("answered", "arguments", "deadline", "done", "meaning", "name")
 
     def __init__(
         self,
@@ -30,6 +31,13 @@ class _Question:
         self.meaning = meaning
         self.done = done
         self.deadline = deadline
+        self.answered = False
+
+    def answer(self, outcome: Any) -> None:
+        """Tell the caller, once."""
+        if not self.answered:
+            self.answered = True
+            call_back(self.done, outcome)
 
 
 class Reads(Lane):
@@ -37,8 +45,9 @@ class Reads(Lane):
 
     def __init__(self, link: Link) -> None:
         super().__init__(link, Role.READ)
-        self._waiting: Waiting[_Question] = Waiting(self._expire)
-        link.on_down.append(self._fail_waiting)
+        self._waiting: deque[_Question] = deque()  # the first is being asked; oldest deadline first
+        self._deadlines = Deadlines(self._overdue)
+        link.on_down.append(lambda fault: self._fail(fault.cause))
 
     def reply(
         self, record_id: bytes, completed: Completed, done: Callable[[StoredReply | Unavailable | None], None]
@@ -56,37 +65,28 @@ class Reads(Lane):
 
     async def stop(self) -> None:
         """End the lane; whoever still waits is told `Unavailable`."""
-        self._waiting.stop()
+        self._deadlines.stop()
         await super().stop()
-        for question in self._waiting.clear():
-            call_back(question.done, Unavailable("closed"))
+        self._fail("closed")
 
     async def work(self) -> bool:
         """Ask the next question."""
-        if not len(self._waiting):
+        while self._waiting and self._waiting[0].answered:
+            self._waiting.popleft()
+        if not self._waiting or await self.ready() is None or not self._waiting:
             return False
-        if await self.ready() is None:
-            return bool(len(self._waiting))
-        if not len(self._waiting):
-            return False
-        question = self._waiting.popleft()
-        timeout = question.deadline - boot()
-        if timeout <= 0:
-            self._expire(question)
-            return True
-        answer = await self.ask(question.name, question.arguments, 1, timeout)
+        question = self._waiting[0]
+        answer = await self.ask(question.name, question.arguments, 1, self.link.timeout)
         if answer.fault is None:
             self.link.epoch = answer.rows[0]["epoch"]
-            call_back(question.done, question.meaning(answer.rows[0]))
-        elif answer.fault.kind is Kind.UNKNOWN and self.link.up:
-            self._waiting.push_back([question])
-        else:
-            call_back(question.done, Unavailable(answer.fault.cause))
-        return True
+            question.answer(question.meaning(answer.rows[0]))
+        elif answer.fault.kind is not Kind.UNKNOWN:
+            question.answer(Unavailable(answer.fault.cause))
+        return True  # an unknown one is asked again while its caller waits
 
     def unreachable(self, fault: Fault) -> None:
         """Who waits need not wait longer."""
-        self._fail_waiting(fault)
+        self._fail(fault.cause)
 
     def _ask(
         self, name: str, arguments: tuple[Any, ...], meaning: Callable[[Any], Any], done: Callable[[Any], None]
@@ -95,14 +95,16 @@ class Reads(Lane):
             self.link.soon(call_back, done, Unavailable(self.link.fault.cause))
             return
         self._waiting.append(_Question(name, arguments, meaning, done, boot() + self.link.timeout))
-        if self.idle:
-            self.wake()
-        else:
-            self._waiting.watch()
+        self.wake()
+        self._deadlines.watch()
 
-    def _expire(self, question: _Question) -> None:
-        call_back(question.done, Unavailable("timeout"))
+    def _overdue(self, now: float) -> bool:
+        for question in self._waiting:
+            if question.deadline > now:
+                return True
+            question.answer(Unavailable("timeout"))
+        return False
 
-    def _fail_waiting(self, fault: Fault) -> None:
-        for question in self._waiting.clear():
-            call_back(question.done, Unavailable(fault.cause))
+    def _fail(self, cause: str) -> None:
+        for question in self._waiting:
+            question.answer(Unavailable(cause))

@@ -476,6 +476,30 @@ async def test_c44_behind_a_pooler_nothing_is_prepared_and_nothing_of_a_session_
     assert await session._connection.fetchval("SHOW lock_timeout") == "0"
 
 
+@pytest.mark.parametrize("pool_mode", ["session", "transaction"])
+async def test_c44_the_timeout_is_in_force_on_the_server_too(
+    dsn: str, schema: str, make_store: MakeStore, pool_mode: str
+) -> None:
+    await migrate(dsn, schema)
+    connection = await asyncpg.connect(dsn, server_settings={"search_path": schema})
+    await connection.execute("""
+        CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM pg_sleep(60); RETURN NEW; END';
+        CREATE TRIGGER slow BEFORE INSERT ON idempotency_record FOR EACH ROW EXECUTE FUNCTION slow();
+    """)
+    asking = await make_store(schema=schema, pool_mode=pool_mode, timeout_ms=SHORT_MS)
+    request = claim_request()
+    assert isinstance(await asking.claim(request), Unavailable)
+    sleeping = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'PgSleep'"
+    async with asyncio.timeout(3):
+        while await connection.fetchval(sleeping):
+            await asyncio.sleep(0.01)
+    assert await connection.fetchval("SELECT count(*) FROM idempotency_record") == 0
+    await connection.execute("DROP TRIGGER slow ON idempotency_record")
+    asking.store.abandon(request)
+    assert await asking.store.drain(5)
+    await connection.close()
+
+
 async def test_c44_a_role_with_the_least_rights_is_enough(
     plain_role: tuple[str, asyncpg.Connection], make_store: MakeStore
 ) -> None:
