@@ -43,6 +43,9 @@ _CLAIMS_AT_MOST = 4
 _ADOPTED_BYTES = 4096
 """What an exchange weighs, beside its bodies, that waits for the store to come back."""
 
+AnswerFor = Callable[[Call], Answer]
+"""Makes the answer that a request gets which does not run, for any request that is the same one."""
+
 _Owed = Callable[[SettleOutcome | None], Answer]
 """Makes the client's answer from what the store said of the settlement; None when it has not said anything in time."""
 
@@ -75,6 +78,7 @@ class Exchange:
         "call",
         "claim_id",
         "fingerprint",
+        "followers",
         "lease",
         "took_over",
     )
@@ -91,6 +95,8 @@ class Exchange:
         self.lease: Lease | None = None
         self.attempt = 0
         self.took_over: TookOver | None = None
+        self.followers: list[Callable[[AnswerFor | None], None]] = []
+        """Who waits beside until it is known whether this one runs (None), or else what the same request gets."""
         self._context = context
         self._finished = finished
         self._phase: Literal["claiming", "replaying", "sending", "settling", "done"] = "claiming"
@@ -121,6 +127,11 @@ class Exchange:
     def lost(self) -> bool:
         """Whether another may hold the record by now."""
         return self.lease is not None and self.lease.lost
+
+    @property
+    def undecided(self) -> bool:
+        """Whether nobody here knows yet what becomes of the record: it may be another's, or have its reply."""
+        return self.lease is None and self._phase in {"claiming", "replaying"}
 
     # ---- claim ---------------------------------------------------------------------------------------------------
 
@@ -153,7 +164,7 @@ class Exchange:
             case decision.Refuse(code="store-unavailable"):
                 self._abandon("store-unavailable")
             case decision.Refuse():
-                self._end(self._refusal(action))
+                self._end(lambda call: self._refusal(call, action))
             case _:
                 assert_never(action)
 
@@ -174,9 +185,9 @@ class Exchange:
                 self._event("ran_again")
         self._forward()
 
-    def _refusal(self, refuse: decision.Refuse) -> Answer:
+    def _refusal(self, call: Call, refuse: decision.Refuse) -> Answer:
         """The answer to a request that does not run."""
-        call, context = self.call, self._context
+        context = self._context
         seen = refuse.first_seen_unix or 0.0
         if refuse.code == "outstanding":
             remaining = (refuse.again_in_ms or 0) / 1000
@@ -184,7 +195,7 @@ class Exchange:
         if refuse.code == "key-reused":
             return context.mismatch(call, seen, refuse.original_status)
         if refuse.code == "reply-not-stored":
-            return self._tombstone(refuse.original_status, None)
+            return self._tombstone(call, refuse.original_status, None)
         return context.problem(
             call,
             Outcome.IN_DOUBT,
@@ -220,19 +231,22 @@ class Exchange:
                 first_seen_unix=completed.first_seen_unix,
             )
             context.replies.put(call.identity.record_id, cached)
-            self._end(context.replay(call, cached, "store"))
+            self._end(lambda call: context.replay(call, cached, "store"))
         elif self._owed is not None:
             self._give(self._owed(None))
             self._finish()
         elif isinstance(reply, Unavailable):
-            self._end(context.problem(call, Outcome.REFUSED, "store-unavailable", retry_after=5))
+            self._end(lambda call: context.problem(call, Outcome.REFUSED, "store-unavailable", retry_after=5))
         else:
-            self._end(self._tombstone(completed.status, None if reply is None else reply.head))
+            head = None if reply is None else reply.head
+            self._end(lambda call: self._tombstone(call, completed.status, head))
 
-    def _tombstone(self, status: int | None, kept_head: bytes | None) -> Answer:
+    def _tombstone(self, call: Call, status: int | None, kept_head: bytes | None) -> Answer:
         location = None if kept_head is None else wire.location_of(kept_head)
-        self._context.observer.replayed(self.call.route, "store")
-        return self._failed(Outcome.REPLAYED, "reply-not-stored", original_status=status, location=location)
+        self._context.observer.replayed(call.route, "store")
+        return self._context.problem(
+            call, Outcome.REPLAYED, "reply-not-stored", original_status=status, location=location
+        )
 
     # ---- forward -------------------------------------------------------------------------------------------------
 
@@ -243,6 +257,7 @@ class Exchange:
         self._upstream_by = self._sent_at + call.policy.upstream_timeout_ms / 1000
         upstream = context.upstreams[call.upstream]
         self._sending = upstream.send(call.head(), call.body, call.policy.max_response_body_bytes, self)
+        self._tell_followers(None)
 
     def may_send(self) -> bool:
         """Invariant 1 at the moment of the first write: the lease is trusted (or the policy forwards without one)."""
@@ -463,16 +478,23 @@ class Exchange:
         elif stream is not None:
             stream.abort()  # the client had to be told `still-running`: nobody reads it
 
-    def _end(self, answer: Answer) -> None:
+    def _end(self, answer_for: AnswerFor) -> None:
         """Answer without an execution of ours."""
-        self._give(self._with_facts(answer))
+        self._give(self._with_facts(answer_for(self.call)))
         self._finish()
+        self._tell_followers(answer_for)
 
     def _abandon(self, code: Literal["draining", "store-unavailable"]) -> None:
         """Answer 503 and never forward afterwards: the claim, held or of unknown fate, is given back."""
         context = self._context
         context.store.abandon(self._claim_request())
-        self._end(context.problem(self.call, Outcome.REFUSED, code, retry_after=1 if code == "draining" else 5))
+        wait = 1 if code == "draining" else 5
+        self._end(lambda call: context.problem(call, Outcome.REFUSED, code, retry_after=wait))
+
+    def _tell_followers(self, answer_for: AnswerFor | None) -> None:
+        followers, self.followers = self.followers, []
+        for told in followers:
+            told(answer_for)
 
     def _finish(self) -> None:
         self._phase = "done"

@@ -3,7 +3,7 @@
 import asyncio
 
 from gateway.exchange.context import Answer, Call, Context
-from gateway.exchange.exchange import Exchange
+from gateway.exchange.exchange import AnswerFor, Exchange
 from gateway.exchange.replies import CachedReply
 from gateway.model import Outcome
 
@@ -14,6 +14,7 @@ class Exchanges:
     def __init__(self, context: Context) -> None:
         self.running: dict[bytes, Exchange] = {}
         """By record; one that lost its lease and was overtaken in this process goes on under its claim id."""
+        self._following = 0
         self._context = context
         self._loop = asyncio.get_running_loop()
 
@@ -23,7 +24,7 @@ class Exchanges:
         record_id = call.identity.record_id
         running = self.running.get(record_id)
         if running is not None and not running.lost:
-            return self._beside(call, running)
+            return self._follow(call, running) if running.undecided else self._beside(call, running)
         cached = context.replies.get(record_id, context.boot_clock(), context.store.epoch)
         if cached is not None:
             answer = self._from_cache(call, cached)
@@ -31,9 +32,7 @@ class Exchanges:
                 return answer
         if context.draining:
             return context.problem(call, Outcome.REFUSED, "draining", retry_after=1)
-        limits = context.limits
-        full = len(self.running) - context.adopting >= limits.in_flight
-        if full or context.buffer_bytes >= limits.buffer_memory_bytes:
+        if self._full:
             return context.problem(call, Outcome.REFUSED, "over-capacity", retry_after=1)
         exchange = Exchange(context, call, self._loop.create_future(), self._finished)
         if running is not None:
@@ -59,13 +58,40 @@ class Exchanges:
         overtaken = self.running.get(record_id) is not exchange
         self.running.pop(exchange.claim_id.bytes if overtaken else record_id, None)
 
+    @property
+    def _full(self) -> bool:
+        context, limits = self._context, self._context.limits
+        held = len(self.running) - context.adopting + self._following
+        return held >= limits.in_flight or context.buffer_bytes >= limits.buffer_memory_bytes
+
+    def _follow(self, call: Call, running: Exchange) -> "Answer | asyncio.Future[Answer]":
+        """Wait until it is known whether the one that asks will run. The same request then shares its lot, with one
+        round trip for all; another request, or one that meets an execution, begins anew.
+        """
+        context = self._context
+        if self._full:
+            return context.problem(call, Outcome.REFUSED, "over-capacity", retry_after=1)
+        future: asyncio.Future[Answer] = self._loop.create_future()
+        self._following += 1
+        context.buffer_bytes += len(call.body)
+
+        def told(answer_for: AnswerFor | None) -> None:
+            self._following -= 1
+            context.buffer_bytes -= len(call.body)
+            if future.done():
+                return  # the client left, and nothing was begun for it
+            if answer_for is not None and _same(call, running):
+                future.set_result(answer_for(call))
+            else:
+                _pass_on(self.begin(call), future)
+
+        running.followers.append(told)
+        return future
+
     def _beside(self, call: Call, running: Exchange) -> Answer:
         """Answer a request that meets a running exchange of this process: no round trip is needed to know it."""
         context = self._context
-        content, theirs = call.content, running.call.content
-        if content.raw_digest != theirs.raw_digest and (
-            content.fingerprint_like(running.fingerprint) != running.fingerprint
-        ):
+        if not _same(call, running):
             return context.mismatch(call, running.began_unix, None)
         elapsed = context.boot_clock() - running.began
         remaining = running.call.policy.upstream_timeout_ms / 1000 - elapsed
@@ -79,3 +105,26 @@ class Exchanges:
             if own != cached.fingerprint:
                 return self._context.mismatch(call, cached.first_seen_unix, cached.status)
         return self._context.replay(call, cached, "process")
+
+
+def _same(call: Call, running: Exchange) -> bool:
+    """Whether a request is the one that runs, sent again."""
+    content = call.content
+    return content.raw_digest == running.call.content.raw_digest or (
+        content.fingerprint_like(running.fingerprint) == running.fingerprint
+    )
+
+
+def _pass_on(answer: "Answer | asyncio.Future[Answer]", to: asyncio.Future[Answer]) -> None:
+    """Let `to` have an answer that may still have to come."""
+    if isinstance(answer, Answer):
+        to.set_result(answer)
+        return
+
+    def came(done: asyncio.Future[Answer]) -> None:
+        if not to.done():
+            to.set_result(done.result())
+        elif (stream := done.result().stream) is not None:
+            stream.abort()  # nobody reads it
+
+    answer.add_done_callback(came)

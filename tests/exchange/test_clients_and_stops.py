@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from gateway.model import Outcome, Settlement, SettleOutcome, StoredReply
+from gateway.model import Held, Mismatch, Outcome, Settlement, SettleOutcome, StoredReply
 from tests.exchange.scripted import FORWARD, TIMEOUT, World, code
 
 KEPT = StoredReply(201, b"HTTP/1.1 201 Said\r\n", b"kept")
@@ -195,7 +195,7 @@ async def test_a_claims_answer_that_comes_after_the_end_does_nothing(world):
 
 
 async def test_beside_a_running_exchange_a_retry_is_outstanding_and_another_request_a_mismatch(world):
-    world.wait("pay 5")
+    world.sent("pay 5")
     assert code(world.at_once("pay 5")) == "outstanding"
     assert code(world.at_once(" pay 5 ")) == "outstanding"
     assert code(world.at_once("pay 6")) == "key-reused"
@@ -208,7 +208,47 @@ async def test_beside_a_record_of_an_unknown_recipe_another_request_counts_as_eq
 
     world.wait("pay 5")
     world.store.claims[0].tell(OtherRecipe(Text("?").by(77)))
+    world.acquire()
     assert code(world.at_once("pay 6")) == "outstanding"
+
+
+async def test_beside_one_that_still_asks_a_retry_waits_and_shares_its_lot(world):
+    answers = [world.wait(), world.wait(), world.wait()]
+    answers[1].cancel()
+    world.store.claims[0].tell(world.completed())
+    world.store.reads[0].tell(KEPT)
+    assert [answers[number].result().body for number in (0, 2)] == [b"kept", b"kept"]
+    assert len(world.store.claims) == len(world.store.reads) == 1
+    world.assert_nothing_is_left()
+
+
+async def test_beside_one_that_then_runs_a_retry_is_outstanding_and_another_request_a_mismatch(world):
+    world.wait("pay 5")
+    retry, other = world.wait(" pay 5 "), world.wait("pay 6")
+    world.acquire()
+    assert code(retry.result()) == "outstanding"
+    assert code(other.result()) == "key-reused"
+    assert len(world.store.claims) == 1
+
+
+async def test_beside_one_that_is_the_wrong_one_itself_another_request_asks_anew(world):
+    """Elsewhere "pay 6" runs. Here "pay 5" came first, and only the store can tell which of them reuses the key."""
+    wrong, right = world.wait("pay 5"), world.wait("pay 6")
+    world.store.claims[0].tell(Mismatch(1.8e9, None))
+    world.store.claims[1].tell(Held(1000, 1.8e9))
+    assert code(wrong.result()) == "key-reused"
+    assert code(await right) == "outstanding"
+    world.assert_nothing_is_left()
+
+
+async def test_who_waits_beside_counts_as_running():
+    world = World(in_flight=2)
+    world.wait()
+    world.wait()
+    assert code(world.at_once()) == "over-capacity"
+    assert code(world.at_once(key="other")) == "over-capacity"
+    world.acquire()
+    world.wait(key="other")
 
 
 async def test_the_cache_tells_a_retry_from_another_request_and_asks_the_store_where_it_cannot(world):

