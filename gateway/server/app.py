@@ -175,6 +175,7 @@ class App:
             await asyncio.sleep(_SWEEP_SECONDS)
             await asyncio.sleep(0)  # after a pause of the process, read what came meanwhile before calling it overdue
             self.exchanges.sweep()
+            self.listener.sweep()
             self.log.flush()
 
     # ---- what is shown -------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from gateway.log import Log, RequestLine
 from gateway.metrics import Metrics, code_class
 from gateway.model import Fields, Headers, NeverSent, Outcome
 from gateway.routes import Ambiguous, NoRoute, Pass, Protect, Route, RouteTable
-from gateway.server.listener import Answerable, Gone, Inbound, LineTooLong, Ready
+from gateway.server.listener import Answerable, Gone, Inbound, LineTooLong, Ready, RequestPayloadError
 from gateway.upstream import HttpUpstream
 
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -41,6 +41,13 @@ class _Request(msgspec.Struct):
     began: float
     keep_alive: bool
     http11: bool
+
+    @property
+    def is_read(self) -> bool:
+        """Whether the whole request has come. If not, its rest must not be taken for the next one: the client may
+        have waited for `100 Continue`, and skip the body when it gets another answer.
+        """
+        return self.inbound.payload.is_eof()
 
 
 class _Forwarding(msgspec.Struct, frozen=True):
@@ -211,47 +218,47 @@ class Handler:
     async def _read_body(self, request: _Request, limit: int) -> bytes | tuple[str, dict[str, object]] | None:
         """Return the whole body, or the problem that it has, or None when the client left while sending it."""
         payload = request.inbound.payload
-        if payload.is_eof():
-            body = payload.read_nowait(-1)
-            return body if len(body) <= limit else ("request-too-large", {"limit_bytes": limit})
-        declared = request.seen.get(b"content-length")
-        if isinstance(declared, bytes) and int(declared) > limit:
-            return "request-too-large", {"limit_bytes": limit}
-        if self._context.buffer_bytes > self._buffer_limit:
-            return "over-capacity", {}
-        if request.seen.get(b"expect") == b"100-continue" and request.http11:
-            transport = request.inbound.connection.transport
-            if transport is not None:
-                transport.write(_CONTINUE)
         pieces: list[bytes] = []
         size = 0
         try:
-            while not payload.at_eof():
-                async with asyncio.timeout(self._body_timeout):
-                    piece = await payload.readany()
+            if payload.is_eof():
+                body = payload.read_nowait(-1)
+                return body if len(body) <= limit else ("request-too-large", {"limit_bytes": limit})
+            declared = request.seen.get(b"content-length")
+            if isinstance(declared, bytes) and int(declared) > limit:
+                return "request-too-large", {"limit_bytes": limit}
+            if self._context.buffer_bytes > self._buffer_limit:
+                return "over-capacity", {}
+            async for piece in self._pieces(request):
                 pieces.append(piece)
                 size += len(piece)
                 self._context.buffer_bytes += len(piece)
                 if size > limit:
                     return "request-too-large", {"limit_bytes": limit}
-        except TimeoutError:
-            return "request-timeout", {}
-        except ConnectionError:
-            return None
-        except Exception:  # noqa: BLE001 -- aiohttp's many ways to say that the framing is broken
-            if request.inbound.connection.transport is None:
-                return None
-            return "request-invalid", {"reason": "framing"}
+        except (TimeoutError, ConnectionError, RequestPayloadError) as error:
+            return _body_fault(error)
         finally:
             self._context.buffer_bytes -= size
         return b"".join(pieces)
+
+    async def _pieces(self, request: _Request) -> AsyncIterator[bytes]:
+        """Yield the request's body as it comes. Raises what `_body_fault` knows."""
+        inbound = request.inbound
+        payload, transport = inbound.payload, inbound.connection.transport
+        if request.http11 and not payload.is_eof() and transport is not None and wire.expects_continue(request.seen):
+            transport.write(_CONTINUE)
+        while not payload.at_eof():
+            async with asyncio.timeout(self._body_timeout):
+                piece = await payload.readany()
+            if piece:
+                yield piece
 
     def _refuse(self, request: _Request, route: Route, code: str, **members: Any) -> Answerable:
         """Answer a protected request that does not get as far as an exchange, with its log line."""
         problem = wire.problem(code, type_base=self._type_base, request_id=request.request_id, **members)
         answer = Answer(problem.outcome, problem.status, problem.head, problem.body)
         self._account(request, route, answer, 0, self._clock())
-        keep_alive = request.keep_alive and not problem.closes
+        keep_alive = request.keep_alive and not problem.closes and request.is_read
         data = wire.answer(
             problem.head, problem.body, status=problem.status, http11=request.http11, keep_alive=keep_alive
         )
@@ -312,6 +319,8 @@ class Handler:
     async def _relay(self, request: _Request, upstream: str, route: Route | None = None) -> Answerable:
         """Pass a request through, streaming both ways; with `route` it is one that lacks its key."""
         inbound, seen = request.inbound, request.seen
+        if inbound.connection.is_gone:
+            return Gone()
         forwarding = self._forwarding[upstream]
         head = wire.forward_head(
             request.method,
@@ -336,6 +345,14 @@ class Handler:
             )
         except UpstreamFailed as failed:
             return self._relay_failed(request, upstream, route, failed)
+        except (TimeoutError, ConnectionError, RequestPayloadError) as error:
+            broken = _body_fault(error)
+            if broken is None:
+                return Gone()
+            code, members = broken
+            if route is None:
+                return self._problem(request, code, **members)
+            return self._refuse(request, route, code, **members)
         seconds = self._clock() - started
         self._metrics.upstream_seconds.observe((upstream, code_class(reply.status)), seconds)
         lines = wire.reply_heads(reply)
@@ -351,24 +368,11 @@ class Handler:
             marked,
             status=reply.status,
             http11=request.http11,
-            keep_alive=request.keep_alive and not self._context.draining,
+            keep_alive=request.keep_alive and request.is_read and not self._context.draining,
             head_request=head_only,
             length=lines.length,
         )
         return await self._pour(inbound, stream_head, stream.read, stream.abort)
-
-    async def _pieces(self, request: _Request) -> AsyncIterator[bytes]:
-        """Yield the request's body as it comes."""
-        payload = request.inbound.payload
-        if request.seen.get(b"expect") == b"100-continue" and request.http11 and not payload.is_eof():
-            transport = request.inbound.connection.transport
-            if transport is not None:
-                transport.write(_CONTINUE)
-        while not payload.at_eof():
-            async with asyncio.timeout(self._body_timeout):
-                piece = await payload.readany()
-            if piece:
-                yield piece
 
     def _relay_failed(
         self, request: _Request, upstream: str, route: Route | None, failed: UpstreamFailed
@@ -413,7 +417,7 @@ class Handler:
     def _problem(self, request: _Request, code: str, **members: Any) -> Answerable:
         """Answer a request that no route is concerned with."""
         problem = wire.problem(code, type_base=self._type_base, request_id=request.request_id, **members)
-        keep_alive = request.keep_alive and not problem.closes
+        keep_alive = request.keep_alive and not problem.closes and request.is_read
         data = wire.answer(
             problem.head,
             problem.body,
@@ -423,6 +427,13 @@ class Handler:
             head_request=request.method == b"HEAD",
         )
         return Ready(data, keep_alive=keep_alive)
+
+
+def _body_fault(error: Exception) -> tuple[str, dict[str, object]] | None:
+    """Return the problem of a body that broke off; None if its client has left."""
+    if isinstance(error, TimeoutError):
+        return "request-timeout", {}
+    return None if isinstance(error, ConnectionError) else ("request-invalid", {"reason": "framing"})
 
 
 def _host_of(config: Config, upstream: str) -> bytes | None:

@@ -6,6 +6,8 @@ than the whole of a replay. What a request means is `handler`'s business.
 
 import asyncio
 import ipaddress
+import select
+import socket
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
@@ -14,11 +16,14 @@ from aiohttp.abc import AbstractStreamWriter
 from aiohttp.http_exceptions import LineTooLong
 from aiohttp.http_parser import RawRequestMessage
 from aiohttp.streams import StreamReader
-from aiohttp.web_protocol import RequestHandler
+from aiohttp.web_protocol import RequestHandler, RequestPayloadError
 
 from gateway.wire import Peer
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+_PROBE_SECONDS = 10
+"""How long a half-closed connection is quiet before its client is asked whether it is still there."""
 
 
 class Inbound:
@@ -40,13 +45,20 @@ class Inbound:
         self.writer = writer
         self.on_gone: Callable[[], object] | None = None
         self._task: asyncio.Task[None] | None = task  # aiohttp clears it
+        connection.begin(self)
+
+    def break_off(self, cause: BaseException) -> None:
+        """The body will not be complete: tell whoever reads it. One that is complete already stays readable."""
+        if not self.payload.is_eof():
+            self.payload.set_exception(cause)
 
     def _finish(self) -> None:
-        """Called by aiohttp before an answer is written."""
+        """Called by aiohttp before the last of an answer is written."""
+        self.connection.end(self)
 
     def _cancel(self, cause: BaseException) -> None:
         """Called by aiohttp when the client's connection is lost while the handler runs."""
-        self.payload.set_exception(cause)
+        self.break_off(cause)
         if self.on_gone is not None:
             self.on_gone()
 
@@ -89,12 +101,21 @@ Handler = Callable[[Inbound], Awaitable[Answerable]]
 
 
 class Connection(RequestHandler):
-    """A client's connection: knows its peer, and answers what cannot be parsed with a problem."""
+    """A client's connection: knows its peer, answers what cannot be parsed with a problem, and a client that has closed
+    its sending half with what it asked for before.
+    """
 
     def __init__(self, listener: "Listener", **settings: Any) -> None:
         super().__init__(listener, **settings)
         self._listener = listener
+        self._inbound: Inbound | None = None
+        self._half_closed = False
         self.peer = Peer(b"", trusted=False)
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether the client's connection was lost."""
+        return self.transport is None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Note who is there."""
@@ -103,6 +124,51 @@ class Connection(RequestHandler):
         if isinstance(name, tuple):
             address = str(name[0])
             self.peer = Peer(address.encode("ascii"), trusted=self._listener.trusts(address))
+
+    def begin(self, inbound: Inbound) -> None:
+        """Note the request that is handled now; after half a close the last one ends the connection."""
+        self._inbound = inbound
+        if self._half_closed and not self._messages:
+            self.close()
+
+    def end(self, inbound: Inbound) -> None:
+        """Note that a request is answered. A body that broke off has no rest that is worth waiting for."""
+        self._inbound = None
+        if inbound.payload.exception() is not None:
+            inbound.payload.feed_eof()
+
+    def data_received(self, data: bytes) -> None:
+        """Parse on. aiohttp queues the refusal of what cannot be parsed, but leaves the body before it without end."""
+        super().data_received(data)
+        if self._messages and not isinstance(self._messages[-1][0], RawRequestMessage):
+            self._break_off(RequestPayloadError("The framing is broken."))
+
+    def eof_received(self) -> bool:  # type: ignore[override]  # aiohttp never keeps it
+        """Keep the connection for the answers that are owed (RFC 9112, section 9.6), not for anything else."""
+        if self._inbound is None and not self._messages:
+            return False
+        self._half_closed = True
+        self._break_off(ConnectionResetError("The client closed within a body."))
+        if not self._messages:
+            self.close()
+        self._listener.watch(self)
+        return True
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """Let go of what was being handled; aiohttp tells it if it had begun."""
+        super().connection_lost(exc)
+        if self._inbound is not None:
+            self._inbound.break_off(exc or ConnectionResetError("The client left."))
+            self._inbound = None
+        self._listener.forget(self)
+
+    def _break_off(self, cause: BaseException) -> None:
+        """Only the last body that came can be incomplete."""
+        if self._inbound is not None:
+            self._inbound.break_off(cause)
+        for _, payload in self._messages:
+            if not payload.is_eof():
+                payload.set_exception(cause)
 
     def handle_error(
         self, request: Any, status: int = 500, exc: BaseException | None = None, message: str | None = None
@@ -136,6 +202,34 @@ class Listener(web.Server):
             "lingering_time": 2.0,
         }
 
+        self._half_closed: dict[Connection, select.poll] = {}
+
+    def watch(self, connection: Connection) -> None:
+        """See to it that a client which closed one half and then leaves is noticed: the event loop reads no more.
+
+        A reset is seen at the next `sweep`. A client that left quietly is asked by keep-alive probes.
+        """
+        transport = connection.transport
+        if transport is None:
+            return
+        handle = transport.get_extra_info("socket")
+        poll = select.poll()
+        poll.register(handle.fileno(), 0)  # errors and the end of both halves are always told
+        self._half_closed[connection] = poll
+        for option in ("TCP_KEEPIDLE", "TCP_KEEPINTVL"):
+            if hasattr(socket, option):
+                handle.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), _PROBE_SECONDS)
+
+    def forget(self, connection: Connection) -> None:
+        """Watch a connection no more; it is closed."""
+        self._half_closed.pop(connection, None)
+
+    def sweep(self) -> None:
+        """Close what is left of clients that have gone. Called a few times a second."""
+        for connection, poll in list(self._half_closed.items()):
+            if poll.poll(0) and connection.transport is not None:
+                connection.transport.abort()
+
     def trusts(self, address: str) -> bool:
         """Return whether a peer is one of `trusted_proxies`."""
         if not self._trusted:
@@ -153,4 +247,14 @@ class Listener(web.Server):
         return Connection(self, loop=self._loop, **self._settings)
 
 
-__all__ = ["Answerable", "Connection", "Gone", "Handler", "Inbound", "LineTooLong", "Listener", "Ready"]
+__all__ = [
+    "Answerable",
+    "Connection",
+    "Gone",
+    "Handler",
+    "Inbound",
+    "LineTooLong",
+    "Listener",
+    "Ready",
+    "RequestPayloadError",
+]

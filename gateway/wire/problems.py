@@ -65,6 +65,7 @@ class Problem(msgspec.Struct, frozen=True, gc=False):
 
 
 _NOT_SENT: Final = "Nothing was sent to the service."
+_NOT_WHOLE: Final = "It was not sent to the service as a whole."  # what streams through may have begun
 _REASONS: Final = {
     "repeated": "It was given more than once; give it once, and quote a key that contains a comma.",
     "empty": "It is empty.",
@@ -76,6 +77,7 @@ _REASONS: Final = {
     "host": "It must have exactly one valid Host line.",
     "control_character": "One of its header lines contains a control character.",
     "framing": "Its length must be told once: by one Content-Length in decimal digits, or by chunked coding.",
+    "expectation": "Its Expect line asks for something other than 100-continue.",
     "connection": "Its Connection line names a header that must reach the service.",
 }
 
@@ -125,7 +127,7 @@ RULES: Final[dict[str, Rule]] = {
         outcome=Outcome.REFUSED,
         next=Next.FIX_REQUEST,
         effect=Effect.NONE,
-        detail=f"The request is not valid. {{reason}} {_NOT_SENT} Correct it and send it again on a new connection.",
+        detail=f"The request is not valid. {{reason}} {_NOT_WHOLE} Correct it and send it again on a new connection.",
         members=frozenset({"reason"}),
         closes=True,
     ),
@@ -155,7 +157,7 @@ RULES: Final[dict[str, Rule]] = {
         outcome=Outcome.REFUSED,
         next=Next.RETRY_SAME_KEY,
         effect=Effect.NONE,
-        detail=f"The request stopped arriving before it was complete. {_NOT_SENT} Repeat it with the same key.",
+        detail=f"The request stopped arriving before it was complete. {_NOT_WHOLE} Repeat it with the same key.",
         closes=True,
     ),
     "path-ambiguous": Rule(
@@ -288,9 +290,9 @@ RULES: Final[dict[str, Rule]] = {
 
 _PHRASES: Final = {
     200: "OK", 400: "Bad Request", 403: "Forbidden", 404: "Not Found", 408: "Request Timeout", 409: "Conflict",
-    413: "Content Too Large", 422: "Unprocessable Content", 425: "Too Early", 428: "Precondition Required",
-    429: "Too Many Requests", 431: "Request Header Fields Too Large", 502: "Bad Gateway", 503: "Service Unavailable",
-    504: "Gateway Timeout",
+    413: "Content Too Large", 417: "Expectation Failed", 422: "Unprocessable Content", 425: "Too Early",
+    428: "Precondition Required", 429: "Too Many Requests", 431: "Request Header Fields Too Large",
+    502: "Bad Gateway", 503: "Service Unavailable", 504: "Gateway Timeout",
 }  # fmt: skip
 _encode = msgspec.json.Encoder().encode
 
@@ -309,7 +311,8 @@ def problem(
     """Return one of the gateway's own answers.
 
     `record`: the 12 hex digits, None before there is one. `status` replaces the table's (a policy's choice for
-    `key-reused`); by itself `outcome-unknown` is 504 for a cause that is a timeout. `retry_after`: whole seconds.
+    `key-reused`); by itself `outcome-unknown` is 504 for a cause that is a timeout, and `request-invalid` 417 for the
+    reason `expectation`. `retry_after`: whole seconds.
     `blocked`: the policy never runs this again by itself. `members`: of the rule; None means absent. `reason` is a word
     of `identity.KeyFault` or `RequestFault`. Raises `KeyError` for a code, and `ValueError` for a member, that the
     table does not have.
@@ -320,7 +323,7 @@ def problem(
     cause = members.get("cause")
     if status is None:
         timed_out = code == "outcome-unknown" and isinstance(cause, str) and cause.endswith("_timeout")
-        status = 504 if timed_out else rule.status
+        status = 504 if timed_out else 417 if members.get("reason") == "expectation" else rule.status
     blocked = blocked and rule.blocked_detail is not None
     following = Next.CHECK_OUTCOME if blocked else rule.next
     wait = None if blocked else rule.retry_after if retry_after is None else retry_after

@@ -41,7 +41,7 @@ _HOST = re.compile(rb"[!$%&'()*+,;=:\[\]._~0-9A-Za-z-]*")  # uri-host [":" port]
 _REQUEST_ID = re.compile(rb"[!-~]{1,128}")
 
 
-RequestFault = Literal["malformed", "target", "host", "control_character", "framing", "connection"]
+RequestFault = Literal["malformed", "target", "host", "control_character", "framing", "expectation", "connection"]
 """Why a request is refused as `request-invalid`. `malformed` is the parser's word, the others are `fault`'s."""
 
 
@@ -131,6 +131,8 @@ def fault(method: bytes, target: bytes, headers: Headers, seen: Fields, *, http1
         return "framing"
     if coding is not None and (length is not None or not isinstance(coding, bytes) or coding.lower() != b"chunked"):
         return "framing"
+    if http11 and b"expect" in seen and not expects_continue(seen):
+        return "expectation"
     return None
 
 
@@ -141,6 +143,12 @@ def hides(seen: Fields, guard: frozenset[bytes]) -> bool:
     keeping it would leak what is hop-by-hop.
     """
     return b"connection" in seen and not guard.isdisjoint(nominated(seen))
+
+
+def expects_continue(seen: Fields) -> bool:
+    """Return whether the client waits for `100 Continue` before it sends the body (RFC 9110, 10.1.1)."""
+    value = seen.get(b"expect")
+    return isinstance(value, bytes) and value.lower() == b"100-continue"
 
 
 def request_id(seen: Fields, peer: Peer, made: str) -> str:
@@ -253,6 +261,7 @@ __all__ = [
     "HOP_BY_HOP",
     "Peer",
     "RequestFault",
+    "expects_continue",
     "fault",
     "fields",
     "forward_head",

@@ -1,7 +1,5 @@
 """What crosses the gateway: exact bytes in, exact bytes out, one framing, nothing re-sent, nothing smuggled."""
 
-import asyncio
-
 import pytest
 
 from tests.support import RawUpstream, chunked, close, play, reply, request, then
@@ -577,29 +575,3 @@ async def test_an_upstream_that_is_not_there_is_a_503_and_a_retry_runs_at_once(
         again = await gate.ask(post(path, key))
         assert up.executions[path, key] == 1
         assert again.status == 201
-
-
-async def test_c21_a_timeout_is_in_doubt_until_the_effect_deadline_and_then_runs_again(
-    gate: Gate, upstream: Start, key: str
-) -> None:
-    never = asyncio.Event()
-
-    async def slow_once(turn) -> None:  # type: ignore[no-untyped-def]
-        if len(up.requests) == 1:
-            await never.wait()
-        await reply(201)(turn)
-
-    up = await upstream(slow_once)
-    first = await gate.ask(post("/impatient", key))
-    assert first.status == 504
-    assert b'"code":"outcome-unknown"' in first.body
-    again = await gate.ask(post("/impatient", key))
-    assert up.executions["/impatient", key] == 1
-    assert again.status == 409
-    assert b'"code":"in-doubt"' in again.body
-    await asyncio.sleep(1.0)  # the effect deadline is the database's: nothing to wait for but time
-    async with asyncio.timeout(5):
-        while (last := await gate.ask(post("/impatient", key))).status == 409:
-            await asyncio.sleep(0.05)
-    assert up.executions["/impatient", key] == 2
-    assert last.status == 201
