@@ -1,7 +1,7 @@
 """Gateways with short leases and deadlines in front of a service that does, for each key, what a test tells it.
 
 Each module that imports the fixtures has two replicas of its own on one schema. They are killed, stopped and started
-again; what they must never do (a 500 of their own, a fault in the log, something left held) is asserted for all of them.
+again; what they must never do (a 500 of their own, a fault in the log, something left held) is asserted for all.
 """
 
 import asyncio
@@ -146,6 +146,22 @@ class Service:
             await self._begun[key].wait_for(lambda: self.executions[key] >= count)
 
 
+class Asking:
+    """Requests that run beside the test; whatever became of them is collected at its end."""
+
+    def __init__(self) -> None:
+        self._tasks: list[asyncio.Task[RawAnswer]] = []
+
+    def __call__(self, gate: Gate, data: bytes) -> asyncio.Task[RawAnswer]:
+        self._tasks.append(asyncio.create_task(gate.ask(data)))
+        return self._tasks[-1]
+
+    async def ended(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
 def post(path: str, key: str | None, body: bytes = b'{"amount":1}', *, host: str = "gateway.test") -> bytes:
     """Return the bytes of a JSON request with a key."""
     lines: list[tuple[bytes | str, bytes | str]] = [("Content-Type", "application/json")]
@@ -178,26 +194,19 @@ def replayed(answer: RawAnswer) -> bool:
     return answer.value("Idempotent-Replayed") == "true"
 
 
-def make_gates(
-    folder: Path, dsn: str, schema: str, port: int, ledger_port: int, count: int = 2, **more: Any
-) -> list[Gate]:
-    """Return gateways, not started, on one schema."""
-    return [
-        Gate(
-            folder,
-            **{
-                "dsn": dsn,
-                "schema": schema,
-                "upstream": f"127.0.0.1:{port}",
-                "up": "serves: [/], connect_timeout: 500ms",
-                "upstreams": upstreams(port, ledger_port),
-                "defaults": DEFAULTS,
-                "routes": ROUTES,
-                **more,
-            },
-        )
-        for _ in range(count)
-    ]
+def make_gate(folder: Path, dsn: str, schema: str, *, port: int, ledger_port: int, **more: Any) -> Gate:
+    """Return a gateway, not started."""
+    return Gate(
+        folder,
+        dsn=dsn,
+        schema=schema,
+        upstream=f"127.0.0.1:{port}",
+        up="serves: [/], connect_timeout: 500ms",
+        upstreams=upstreams(port, ledger_port),
+        defaults=DEFAULTS,
+        routes=ROUTES,
+        **more,
+    )
 
 
 def upstreams(port: int, ledger_port: int) -> str:
@@ -246,7 +255,10 @@ def protocol_schema(dsn: str) -> Iterator[str]:
 def started(
     dsn: str, protocol_schema: str, service_port: int, ledger_port: int, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[list[Gate]]:
-    gates = make_gates(tmp_path_factory.mktemp("protocol"), dsn, protocol_schema, service_port, ledger_port)
+    folder = tmp_path_factory.mktemp("protocol")
+    gates = [
+        make_gate(folder, dsn, protocol_schema, port=service_port, ledger_port=ledger_port) for _ in ("one", "two")
+    ]
 
     async def start() -> None:
         await migrate(dsn, protocol_schema)
@@ -343,6 +355,13 @@ async def rows(dsn: str, ledger_process: tuple[Ledger, str]) -> Rows:
     rows = Rows(ledger, dsn, schema)
     await rows.running_again()
     return rows
+
+
+@pytest.fixture
+async def asking() -> AsyncIterator[Asking]:
+    asking = Asking()
+    yield asking
+    await asking.ended()
 
 
 @pytest.fixture

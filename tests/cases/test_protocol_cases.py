@@ -3,19 +3,20 @@
 import asyncio
 import signal
 import time
-from collections.abc import AsyncIterator
 
 import pytest
 
-from tests.support import RawAnswer, RawClient, RawUpstream, early, hang, reply, reset, then, wait_for
+from tests.support import RawClient, RawUpstream, early, hang, reply, reset, then, wait_for
 from tests.support.raw_upstream import close
 
 from .protocol_fixtures import (
     EFFECT_SECONDS,
     LEASE_SECONDS,
+    Asking,
     Gate,
     Rows,
     Service,
+    asking,
     code,
     gates,
     key,
@@ -35,6 +36,7 @@ from .protocol_fixtures import (
 )
 
 __all__ = [
+    "asking",
     "gates",
     "key",
     "ledger_port",
@@ -47,29 +49,6 @@ __all__ = [
     "started",
     "two",
 ]
-
-
-@pytest.fixture
-async def asking() -> AsyncIterator["Asking"]:
-    asking = Asking()
-    yield asking
-    await asking.ended()
-
-
-class Asking:
-    """Requests that run beside the test; whatever became of them is collected at its end."""
-
-    def __init__(self) -> None:
-        self._tasks: list[asyncio.Task[RawAnswer]] = []
-
-    def __call__(self, gate: Gate, data: bytes) -> asyncio.Task[RawAnswer]:
-        self._tasks.append(asyncio.create_task(gate.ask(data)))
-        return self._tasks[-1]
-
-    async def ended(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
 
 
 # ---- C01: a crash ------------------------------------------------------------------------------------------------
@@ -373,7 +352,7 @@ async def test_c21_c_a_name_that_does_not_resolve_was_never_sent(one: Gate, key:
 @pytest.mark.parametrize("how", ["reset", "close"])
 @pytest.mark.parametrize("route", ["/again", "/block"])
 async def test_c21_d_a_connection_that_breaks_after_the_head_is_outcome_unknown(
-    one: Gate, two: Gate, service_port: int, key: str, route: str, how: str
+    one: Gate, two: Gate, service_port: int, key: str, *, route: str, how: str
 ) -> None:
     async with RawUpstream(early(reset() if how == "reset" else close()), port=service_port) as up:
         answer = await one.ask(post(route, key))
@@ -530,7 +509,7 @@ async def test_when_the_ledger_dies_after_its_commit_a_retry_waits_for_the_deadl
 
 @pytest.mark.parametrize("host", ["ledger-slow", "ledger-slow-block"])
 async def test_a_gateway_killed_while_the_ledger_works_lets_nothing_overlap(
-    one: Gate, two: Gate, rows: Rows, key: str, asking: Asking, host: str
+    one: Gate, two: Gate, rows: Rows, key: str, asking: Asking, *, host: str
 ) -> None:
     """The ledger commits after the lease ran out and before the effect deadline."""
     asking(one, transfer(key, fault="sleep-before=2s", host=host))
