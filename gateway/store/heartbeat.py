@@ -70,8 +70,8 @@ class Heartbeat(Lane):
 
     async def work(self) -> bool:
         """Renew what is due. The connection is opened ahead, so that the first renewal finds it."""
-        if not self.link.up:
-            await self.link.risen()
+        if not self._kept and not self.connected and not self.link.up:
+            await self.link.risen()  # with leases to keep it tries by itself
         if await self.ready() is None:
             await self._pause()
             return True

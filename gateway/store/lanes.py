@@ -48,6 +48,11 @@ class Lane(ABC):
         """Whether the loop waits to be woken."""
         return self._woken is not None
 
+    @property
+    def connected(self) -> bool:
+        """Whether it has a session that is not known to be lost."""
+        return self.session is not None and not self.session.closed
+
     def start(self) -> None:
         """Start the loop."""
         self._task = asyncio.ensure_future(self._run())

@@ -202,7 +202,7 @@ class Link:
         """Refuse the old primary of a split brain; be careful with a new one."""
         known, self.server = self.server, server
         if known is not None and known.system_identifier == server.system_identifier:
-            if server.timeline < known.timeline:
+            if (server.timeline or 0) < (known.timeline or 0):
                 self.server = known
                 raise UnfitError(
                     "old_primary",

@@ -32,11 +32,14 @@ _STATEMENTS = {
 
 
 class Server(msgspec.Struct, frozen=True):
-    """What a new connection met. `warnings`: durability settings below what the guarantees assume, as sentences."""
+    """What a new connection met. `warnings`: what is below that which the guarantees assume, as sentences.
+
+    `system_identifier` and `timeline` are None where the role may not read them.
+    """
 
     version: int
-    system_identifier: int
-    timeline: int
+    system_identifier: int | None
+    timeline: int | None
     epoch: int
     warnings: tuple[str, ...]
 
@@ -160,7 +163,8 @@ def _keep_alive(connection: asyncpg.Connection, timeout_ms: int) -> None:
 
 async def _inspect(connection: asyncpg.Connection, schema: str) -> Server:
     row = await connection.fetchrow(query("server", schema))
-    if row is None or row["read_only"] or row["timeline"] is None:
+    assert row is not None  # noqa: S101 -- a SELECT without FROM has one row
+    if row["read_only"]:
         raise UnfitError("read_only", "This PostgreSQL takes no writes: it is a standby, or set to read-only.")
     if row["isolation"] != "read committed":
         raise UnfitError(
@@ -168,12 +172,18 @@ async def _inspect(connection: asyncpg.Connection, schema: str) -> Server:
             f"Transactions of the store's role start as {row['isolation']}: set default_transaction_isolation to "
             "'read committed' for it.",
         )
+    warnings = _warnings(row)
+    try:
+        which = await connection.fetchrow(query("timeline", schema))
+    except (asyncpg.InsufficientPrivilegeError, asyncpg.FeatureNotSupportedError, asyncpg.UndefinedFunctionError):
+        which = None
+        warnings = (*warnings, "The store's role may not read the timeline: an old primary cannot be recognised.")
     return Server(
         version=row["version"],
-        system_identifier=row["system_identifier"],
-        timeline=row["timeline"],
+        system_identifier=None if which is None else which["system_identifier"],
+        timeline=None if which is None else which["timeline"],
         epoch=await schemas.check(connection, schema),
-        warnings=_warnings(row),
+        warnings=warnings,
     )
 
 

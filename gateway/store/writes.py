@@ -105,7 +105,7 @@ class Writes(Lane):
 
     async def work(self) -> bool:
         """Write one batch of what is pending, most urgent first."""
-        if not self.link.up:
+        if not self.connected and not self.link.up:
             await self.link.risen()
         if await self.ready() is None:
             await self._pause()

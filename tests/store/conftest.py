@@ -5,7 +5,7 @@ import datetime as dt
 import hashlib
 import secrets
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import asyncpg
@@ -148,8 +148,16 @@ class Asking:
 
 
 @pytest.fixture(scope="session")
-def shared_schema_name() -> str:
-    return "s_" + secrets.token_hex(6)
+def shared_schema_name(dsn: str) -> Iterator[str]:
+    name = "s_" + secrets.token_hex(6)
+    yield name
+
+    async def drop() -> None:
+        connection = await asyncpg.connect(dsn)
+        await connection.execute(f'DROP SCHEMA IF EXISTS "{name}" CASCADE')
+        await connection.close()
+
+    asyncio.run(drop())
 
 
 @pytest.fixture

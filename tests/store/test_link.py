@@ -4,12 +4,13 @@ import asyncpg
 import pytest
 
 from gateway.errors import GatewayError
+from gateway.model import Acquired
 from gateway.store.clock import boot
 from gateway.store.faults import Kind, UnfitError, classify
 from gateway.store.link import Link, LinkSettings
 from gateway.store.session import Server
 
-from .conftest import Asking, Watch, claim_request
+from .conftest import Asking, MakeStore, Watch, claim_request
 
 
 def server(system: int = 1, timeline: int = 1) -> Server:
@@ -96,3 +97,19 @@ def test_a_pooler_that_was_not_configured_is_told_with_what_to_set() -> None:
     fault = classify(asyncpg.ProtocolViolationError("unsupported startup parameter: jit"))
     assert fault.cause == "pooler"
     assert "pool_mode: transaction" in fault.sentence
+
+
+async def test_a_role_that_may_not_read_the_timeline_works_and_is_told(
+    dsn: str, make_store: MakeStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetchrow = asyncpg.Connection.fetchrow
+
+    async def refused(self: asyncpg.Connection, text: str, *given: object) -> object:
+        if "pg_control_system" in text:
+            raise asyncpg.InsufficientPrivilegeError("permission denied for function pg_control_system")
+        return await fetchrow(self, text, *given)
+
+    monkeypatch.setattr(asyncpg.Connection, "fetchrow", refused)
+    asking = await make_store()
+    assert isinstance(await asking.claim(claim_request()), Acquired)
+    assert any("timeline" in warning for warning in asking.store.state.warnings)

@@ -457,13 +457,14 @@ async def test_rule_27_one_record_under_two_claims_is_settled_by_claim_not_by_po
 
 async def test_rule_31_a_completion_is_a_hot_update(bench: Bench) -> None:
     requests = [claim_request(f"hot{n}") for n in range(200)]
-    count = "SELECT n_tup_upd, n_tup_hot_upd FROM pg_stat_xact_user_tables WHERE relname = 'idempotency_record'"
+    count = """SELECT n_tup_upd, n_tup_hot_upd FROM pg_stat_xact_user_tables
+        WHERE schemaname = $1 AND relname = 'idempotency_record'"""
     async with bench.connection.transaction():
         for start in range(0, 200, 20):
             batch = requests[start : start + 20]
             await bench.claims(batch)
             await bench.settles([settle_request(request) for request in batch])
-        updated, hot = await bench.connection.fetchrow(count)
+        updated, hot = await bench.connection.fetchrow(count, bench.schema)
     assert (updated, hot) == (200, 200)
 
 
