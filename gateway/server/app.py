@@ -100,7 +100,13 @@ class App:
             log=self.log,
             clock=boot_clock,
         )
-        self.listener = Listener(handler, handler.refuse, config.trusted_proxies, config.limits.head_size_bytes)
+        self.listener = Listener(
+            handler,
+            handler.refuse,
+            config.trusted_proxies,
+            config.limits.head_size_bytes,
+            config.limits.body_timeout_ms / 1000,
+        )
         self._gauges()
         horizon_ms = max(
             (route.policy.upstream_timeout_ms + route.policy.retention_ms for route in protected.values()), default=0

@@ -21,7 +21,7 @@ from gateway.log import Log, RequestLine
 from gateway.metrics import Metrics, code_class
 from gateway.model import Fields, Headers, NeverSent, Outcome
 from gateway.routes import Ambiguous, NoRoute, Pass, Protect, Route, RouteTable
-from gateway.server.listener import Answerable, Gone, Inbound, LineTooLong, Ready, RequestPayloadError
+from gateway.server.listener import AT_ONCE_BYTES, Answerable, Gone, Inbound, LineTooLong, Ready, RequestPayloadError
 from gateway.upstream import HttpUpstream
 
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -208,12 +208,28 @@ class Handler:
         answer = self._exchanges.begin(call)
         if not isinstance(answer, Answer):
             answer = await answer
+        large = len(answer.body) > AT_ONCE_BYTES
+        if large and answer.outcome is Outcome.REPLAYED and self._context.buffer_bytes >= self._buffer_limit:
+            return self._refuse(request, route, "over-capacity")
         self._account(request, route, answer, len(body), started)
         if answer.stream is not None:
             return await self._stream(request, answer)
         keep_alive = request.keep_alive and not self._context.draining
         data = wire.answer(answer.head, answer.body, status=answer.status, http11=request.http11, keep_alive=keep_alive)
-        return Ready(data, keep_alive=keep_alive)
+        return (
+            await self._hand_over(request, data, keep_alive=keep_alive) if large else Ready(data, keep_alive=keep_alive)
+        )
+
+    async def _hand_over(self, request: _Request, data: bytes, *, keep_alive: bool) -> Answerable:
+        """Write a large answer; it counts as held in memory until the client has taken it."""
+        self._context.buffer_bytes += len(data)
+        try:
+            await request.inbound.write(data)
+        except ConnectionError:
+            return Gone()
+        finally:
+            self._context.buffer_bytes -= len(data)
+        return Ready(b"", keep_alive=keep_alive)
 
     async def _read_body(self, request: _Request, limit: int) -> bytes | tuple[str, dict[str, object]] | None:
         """Return the whole body, or the problem that it has, or None when the client left while sending it."""
@@ -398,7 +414,7 @@ class Handler:
         task = asyncio.current_task()
         if task is not None:
             inbound.on_gone = task.cancel
-        write = inbound.writer.write
+        write = inbound.write
         try:
             await write(head.head)
             while piece := await read():  # type: ignore[misc]

@@ -12,15 +12,18 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from aiohttp import web
-from aiohttp.abc import AbstractStreamWriter
 from aiohttp.http_exceptions import LineTooLong
 from aiohttp.http_parser import RawRequestMessage
+from aiohttp.http_writer import StreamWriter
 from aiohttp.streams import StreamReader
 from aiohttp.web_protocol import RequestHandler, RequestPayloadError
 
 from gateway.wire import Peer
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+AT_ONCE_BYTES = 64 * 1024
+"""What is written before looking whether the client takes it."""
 
 _PROBE_SECONDS = 10
 """How long a half-closed connection is quiet before its client is asked whether it is still there."""
@@ -36,7 +39,7 @@ class Inbound:
         message: RawRequestMessage,
         payload: StreamReader,
         connection: "Connection",
-        writer: AbstractStreamWriter,
+        writer: StreamWriter,
         task: "asyncio.Task[None]",
     ) -> None:
         self.message = message
@@ -46,6 +49,25 @@ class Inbound:
         self.on_gone: Callable[[], object] | None = None
         self._task: asyncio.Task[None] | None = task  # aiohttp clears it
         connection.begin(self)
+
+    async def write(self, data: bytes) -> None:
+        """Write as fast as the client takes it, also what small answers to pipelined requests add up to.
+
+        Raises `ConnectionError` when it has left, or has taken nothing for too long.
+        """
+        writer, connection = self.writer, self.connection
+        transport = connection.transport
+        if len(data) <= AT_ONCE_BYTES and transport is not None and not transport.is_closing():
+            writer.output_size += len(data)
+            transport.write(data)  # what the writer does, without its question how bodies are framed
+            if connection.writing_paused:
+                await connection.wait_until_taken(writer)
+            return
+        whole = memoryview(data)
+        for at in range(0, len(data), AT_ONCE_BYTES):
+            await writer.write(whole[at : at + AT_ONCE_BYTES], drain=False)
+            if connection.writing_paused:
+                await connection.wait_until_taken(writer)
 
     def break_off(self, cause: BaseException) -> None:
         """The body will not be complete: tell whoever reads it. One that is complete already stays readable."""
@@ -73,9 +95,9 @@ class Ready:
         self.keep_alive = keep_alive
 
     async def prepare(self, inbound: Inbound) -> None:
-        """Write head and body at once."""
+        """Write head and body."""
         if self.data:
-            await inbound.writer.write(self.data)
+            await inbound.write(self.data)
 
     async def write_eof(self) -> None:
         """Nothing is left to write."""
@@ -137,6 +159,21 @@ class Connection(RequestHandler):
         if inbound.payload.exception() is not None:
             inbound.payload.feed_eof()
 
+    def resume_reading(self, resume_parser: bool = True) -> None:
+        """Parse on after a pause. aiohttp asks after each piece of a body that was read, also where nothing paused."""
+        if self._reading_paused:
+            super().resume_reading(resume_parser)
+
+    async def wait_until_taken(self, writer: StreamWriter) -> None:
+        """Wait until the client has taken most of what was written; one that takes nothing for too long is cut off."""
+        try:
+            async with asyncio.timeout(self._listener.stall_seconds):
+                await writer.drain()
+        except TimeoutError:
+            if self.transport is not None:
+                self.transport.abort()  # closing would wait for what is written
+            raise ConnectionResetError("The client takes nothing.") from None
+
     def data_received(self, data: bytes) -> None:
         """Parse on. aiohttp queues the refusal of what cannot be parsed, but leaves the body before it without end."""
         super().data_received(data)
@@ -181,7 +218,9 @@ class Connection(RequestHandler):
 
 
 class Listener(web.Server):
-    """Makes a `Connection` for each client. `refuse(status, cause)` gives the bytes of an answer to a bad head."""
+    """Makes a `Connection` for each client. `refuse(status, cause)` gives the bytes of an answer to a bad head;
+    `stall_seconds`: how long a client may leave what is written for it.
+    """
 
     def __init__(
         self,
@@ -189,8 +228,10 @@ class Listener(web.Server):
         refuse: Callable[[int, BaseException | None], bytes],
         trusted: Sequence[Network],
         head_limit_bytes: int,
+        stall_seconds: float,
     ) -> None:
         super().__init__(handler, request_factory=Inbound)  # type: ignore[arg-type]
+        self.stall_seconds = stall_seconds
         self.refuse = refuse
         self._trusted = trusted
         self._settings = {

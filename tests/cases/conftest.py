@@ -40,7 +40,7 @@ stripped: {match: POST /stripped, forward_key: strip}
 TRUSTED = "127.0.0.2"
 TOP = f"""
 trusted_proxies: [{TRUSTED}/32]
-limits: {{body_timeout: 2s}}
+limits: {{body_timeout: 2s, buffer_memory: 64MiB}}
 """
 
 Start = Callable[[Script], Awaitable[RawUpstream]]
