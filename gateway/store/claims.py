@@ -61,8 +61,7 @@ class Claims:
     async def stop(self) -> None:
         """End the lanes; whoever still waits is told `Unavailable`."""
         self._deadlines.stop()
-        for lane in self.lanes:
-            await lane.stop()
+        await asyncio.gather(*(lane.stop() for lane in self.lanes))
         self._waiting.clear()
         for asked in list(self._pending.values()):
             self._finish(asked, Unavailable("closed"))

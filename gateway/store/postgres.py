@@ -73,10 +73,7 @@ class PostgresStore:
 
     async def close(self) -> None:
         """Close the connections. What is still pending stays unwritten, and leases run out: `drain` first."""
-        await self._claims.stop()
-        await self._reads.stop()
-        await self._writes.stop()
-        await self._heartbeat.stop()
+        await asyncio.gather(self._claims.stop(), self._reads.stop(), self._writes.stop(), self._heartbeat.stop())
         await self._link.close()
 
     # ---- the port ------------------------------------------------------------------------------------------------

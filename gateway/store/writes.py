@@ -65,6 +65,7 @@ class Writes(Lane):
         self._stuck: deque[_Ending] = deque()  # their rows were locked: each alone, after the others
         self._abandons: dict[uuid.UUID, ClaimRequest] = {}
         self._adoptions: deque[_Adoption] = deque()
+        self._not_before = 0.0  # for abandons and adoptions, after one of their rows was locked
         self._under_way = 0
         self._bytes = 0
         self._wait = _FIRST_WAIT_SECONDS
@@ -114,9 +115,9 @@ class Writes(Lane):
             await self._settle(self._take())
         if self.session is not None and self._stuck and self._stuck[0].not_before <= boot():
             await self._settle([self._stuck.popleft()])
-        if self.session is not None and self._abandons:
+        if self.session is not None and self._abandons and self._not_before <= boot():
             await self._abandon()
-        if self.session is not None and self._adoptions and not self._endings:
+        if self.session is not None and self._adoptions and self._not_before <= boot():
             await self._adopt()
         if self.quiet:
             waiters, self._drained = self._drained, []
@@ -124,7 +125,7 @@ class Writes(Lane):
                 if not waiter.done():
                     waiter.set_result(None)
             return False
-        if self._endings or self._abandons or self._adoptions:
+        if self._endings or ((self._abandons or self._adoptions) and self._not_before <= boot()):
             return True
         asyncio.get_running_loop().call_later(_STUCK_SECONDS, self.wake)
         return False
@@ -234,8 +235,7 @@ class Writes(Lane):
             return
         for request in requests:  # to the end: others need not wait for a locked row
             self._abandons[request.claim_id] = self._abandons.pop(request.claim_id)
-        if fault.kind is not Kind.DEADLOCK:
-            await self._pause()
+        await self._wait_after(fault)
 
     async def _adopt(self) -> None:
         """Claim for executions that went ahead without the store; then they are settlements like any other."""
@@ -265,6 +265,13 @@ class Writes(Lane):
             self._end(adoption.ending, SettleOutcome.LOST)
         else:
             self._adoptions.append(adoption)
+            await self._wait_after(answer.fault)
+
+    async def _wait_after(self, fault: Fault) -> None:
+        """Settlements need not wait for a locked row of an abandoned claim; for a store that fails, all do."""
+        if fault.kind is Kind.LOCKED:
+            self._not_before = boot() + _STUCK_SECONDS
+        elif fault.kind is not Kind.DEADLOCK:
             await self._pause()
 
     async def ask(self, name: str, arguments: Any, rows: int, seconds: float) -> Answer:

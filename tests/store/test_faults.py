@@ -345,6 +345,22 @@ async def test_rule_29_a_locked_record_is_settled_when_it_can_be_and_the_others_
     assert await stuck is SettleOutcome.DONE
 
 
+async def test_rule_29_a_locked_record_is_abandoned_when_it_can_be_and_delays_no_settlement(
+    asking: Asking, database: asyncpg.Connection
+) -> None:
+    locked, other = claim_request("locked"), claim_request("other")
+    await asking.claim(locked)
+    await asking.claim(other)
+    async with database.transaction():
+        await database.execute("SELECT FROM idempotency_record WHERE id = $1 FOR UPDATE", locked.identity.record_id)
+        asking.store.abandon(locked)
+        await asking.watch.until(lambda: asking.watch.errors.count(("abandon", "locked")) >= 2)
+        assert await asking.settle(settle_request(other)) is SettleOutcome.DONE
+        assert not await asking.store.drain(0)
+    assert await asking.store.drain(5)
+    assert isinstance(await asking.claim(claim_request("locked", body=b"another")), Acquired)
+
+
 async def test_rule_29_the_heartbeat_skips_a_locked_record_and_keeps_its_lease(
     asking: Asking, database: asyncpg.Connection
 ) -> None:
