@@ -5,7 +5,9 @@ Gateway `one` reaches it through a relay, `two` by its socket.
 
 import asyncio
 import signal
+import tempfile
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -21,10 +23,12 @@ SCHEMA = "outage"
 
 
 @pytest.fixture(scope="module")
-def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OwnPostgres]:
-    postgres = OwnPostgres(tmp_path_factory.mktemp("outage"))
-    yield postgres
-    postgres.close()
+def postgres() -> Iterator[OwnPostgres]:
+    # Not below pytest's own folder: another run of pytest closes that to PostgreSQL's user while this one goes on.
+    with tempfile.TemporaryDirectory() as folder:
+        postgres = OwnPostgres(Path(folder))
+        yield postgres
+        postgres.close()
 
 
 @pytest.fixture(scope="module")

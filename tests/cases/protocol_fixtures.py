@@ -72,11 +72,11 @@ class Gate(Gateway):
         return answer
 
     async def settled(self, data: bytes, *, within: float = 10) -> RawAnswer:
-        """Repeat a request as long as it is told to wait, and return what it gets then."""
+        """Repeat a request as long as it is told to wait or that nothing was sent, and return what it gets then."""
         async with asyncio.timeout(within):
             while True:
                 answer = await self.ask(data)
-                if answer.value("Idempotency-Status") not in {"outstanding", "in-doubt"}:
+                if answer.status != 503 and answer.value("Idempotency-Status") not in {"outstanding", "in-doubt"}:
                     return answer
                 await asyncio.sleep(0.05)
 

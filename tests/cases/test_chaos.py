@@ -98,8 +98,8 @@ class Clients:
             if member(answer, "effect") == "none":
                 self.said_nothing_sent[attempt] = answer.head + answer.body
             assert (answer.status == 503) <= (member(answer, "effect") == "none")
-        elif answer.status == 201 and status in {"executed", "replayed"}:
-            self.bodies[key].add(answer.body)
+        elif answer.status == 201 and answer.value("Idempotency-Expires") is not None:
+            self.bodies[key].add(answer.body)  # the store has it: from now on it is the answer, whatever happens
         return answer
 
     async def run(self) -> None:

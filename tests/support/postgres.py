@@ -1,8 +1,10 @@
 """A PostgreSQL of a test module's own, which tests may stop, kill and start again: always the embedded one."""
 
+import contextlib
 import os
 import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,21 @@ class OwnPostgres:
     def start(self) -> None:
         """Start it again, on the same data; returns when it takes connections."""
         self._server.ensure_postgres_running()
+
+    @contextlib.contextmanager
+    def standing_still(self) -> Iterator[None]:
+        """Stop all of its processes for the length of a `with`, sessions too, and let them go on."""
+        import psutil  # comes with the extra
+
+        postmaster = psutil.Process(self._server.get_pid())
+        processes = [postmaster, *postmaster.children(recursive=True)]
+        for process in processes:
+            process.suspend()
+        try:
+            yield
+        finally:
+            for process in processes:
+                process.resume()
 
     def close(self) -> None:
         """End it for good."""
