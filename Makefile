@@ -19,11 +19,11 @@ UNIT_TESTS = $(wildcard $(UNIT:%=tests/test_%.py))
 ROUNDS ?= 3
 SECONDS_EACH ?= 5
 
-.PHONY: help setup run demo test check format bench lock clean
+.PHONY: help setup run demo test acceptance check format bench lock clean
 
 help: ## list the targets
 	@echo 'idempotency gateway'
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(READY) ## install everything into .venv, from the lock file
 
@@ -35,6 +35,9 @@ demo: $(READY) ## the same without staying: exit 0 only if the ledger holds one 
 
 test: $(READY) ## all tests, with an embedded PostgreSQL or the one in GATEWAY_TEST_DSN
 	@$(BIN)/python -m pytest -q $(TESTS)
+
+acceptance: $(READY) ## the cases at full length: 200 rounds of 50, two minutes of each chaos
+	@GATEWAY_TEST_ROUNDS=200 GATEWAY_TEST_CHAOS_SECONDS=120 $(BIN)/python -m pytest -q tests/cases
 
 check: $(READY) ## format, lint, layers, types and the unit tests, in seconds
 	@$(BIN)/ruff format --check --quiet . || { echo 'Some files are not formatted: run `make format`.'; exit 1; }
