@@ -18,7 +18,20 @@ Fields = dict[bytes, bytes | list[bytes]]
 """The same by lower-case name, for looking: one line's value, or the list of values of a repeated line."""
 
 
-class State(enum.Enum):
+class Word(enum.Enum):
+    """A closed set of words.
+
+    Members hash by identity, and `word` is a plain attribute: `Enum`'s own hash and `value` are Python functions, and
+    both are on the request path.
+    """
+
+    __hash__ = object.__hash__
+
+    def __init__(self, word: str) -> None:
+        self.word = word
+
+
+class State(Word):
     """States of a record, by the names PostgreSQL stores."""
 
     IN_PROGRESS = "in_progress"
@@ -27,7 +40,7 @@ class State(enum.Enum):
     IN_DOUBT = "in_doubt"
 
 
-class OnInDoubt(enum.Enum):
+class OnInDoubt(Word):
     """What a policy does when nobody can tell whether a request took effect, weakest protection first."""
 
     RUN_AGAIN = "run_again"
@@ -35,7 +48,7 @@ class OnInDoubt(enum.Enum):
     BLOCK = "block"
 
 
-class Settlement(enum.Enum):
+class Settlement(Word):
     """How a forwarded request ends for its record."""
 
     COMPLETE = "complete"
@@ -45,6 +58,11 @@ class Settlement(enum.Enum):
 
 class Outcome(enum.StrEnum):
     """Closed set of `Idempotency-Status`, and of the metrics' label `outcome`."""
+
+    __hash__ = str.__hash__
+
+    def __init__(self, word: str) -> None:
+        self.word = word
 
     EXECUTED = "executed"
     RELEASED = "released"
@@ -117,7 +135,7 @@ class Lease:
         self.lost = False
 
 
-class TookOver(enum.Enum):
+class TookOver(Word):
     """From what a claim took a record over: a `released` one, or one whose lease ran out or was in doubt."""
 
     RELEASED = "released"
@@ -205,7 +223,7 @@ class SettleRequest(msgspec.Struct, frozen=True):
     keep_ms: int
 
 
-class SettleOutcome(enum.Enum):
+class SettleOutcome(Word):
     """What a settle found: mine and written; mine and already so; another's; mine but ended otherwise."""
 
     DONE = "done"

@@ -367,7 +367,7 @@ class Exchange:
             return  # finished meanwhile
         if outcome in {SettleOutcome.DONE, SettleOutcome.ALREADY}:
             tombstone = verdict.settlement is Settlement.COMPLETE and not verdict.keep
-            label = "tombstone" if tombstone else verdict.settlement.value
+            label = "tombstone" if tombstone else verdict.settlement.word
             context.observer.settled(self.call.route, label, verdict.reason)
             if verdict.keep:
                 self._keep_in_process()
@@ -375,7 +375,7 @@ class Exchange:
             self._finish()
             return
         context.observer.late_reply(self.call.route)
-        self._event("late_reply", cause=outcome.value)
+        self._event("late_reply", cause=outcome.word)
         self._owed = lambda _: owed(outcome)
         if self.answer.done() or self._stream is not None:
             self._give(owed(outcome))
@@ -466,7 +466,7 @@ class Exchange:
     def _with_facts(self, answer: Answer) -> Answer:
         answer.record = self.call.identity.record
         answer.attempt = self.attempt
-        answer.took_over = self.took_over.value if self.took_over is not None else ""
+        answer.took_over = self.took_over.word if self.took_over is not None else ""
         answer.sent = self._sending is not None and self._sending.sent
         answer.upstream_seconds = self._upstream_seconds
         return answer

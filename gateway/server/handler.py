@@ -285,7 +285,7 @@ class Handler:
         now = self._clock()
         overhead = max(0.0, now - started - answer.upstream_seconds)
         metrics, peer = self._metrics, request.inbound.connection.peer
-        outcome = answer.outcome.value
+        outcome = answer.outcome.word
         metrics.requests.add((route.name, outcome, answer.reason, code_class(answer.status)))
         metrics.request_seconds.observe((route.name, outcome), now - request.began)
         metrics.overhead_seconds.observe((route.name,), overhead)

@@ -21,7 +21,7 @@ class ExchangeEvents:
         self._metrics.settlements.add((route, settlement, reason))
 
     def took_over(self, route: str, cause: TookOver) -> None:
-        self._metrics.takeovers.add((route, cause.value))
+        self._metrics.takeovers.add((route, cause.word))
 
     def upstream_answered(self, upstream: str, status: int, seconds: float) -> None:
         self._metrics.upstream_seconds.observe((upstream, code_class(status)), seconds)

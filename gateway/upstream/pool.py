@@ -10,6 +10,7 @@ import math
 import time
 from collections import deque
 from collections.abc import AsyncIterator
+from functools import partial
 from ssl import SSLContext
 from typing import Protocol
 
@@ -21,11 +22,8 @@ from gateway.upstream.dial import DialError, dial
 from gateway.upstream.uploading import Opening, framing
 
 _JOIN_BYTES = 64 * 1024  # up to here copying the body is cheaper than a second write
-_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # goes on while the machine sleeps
-
-
-def _now() -> float:
-    return time.clock_gettime(_CLOCK)
+_now = partial(time.clock_gettime, getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+"""Seconds of the boot-time clock, which goes on while the machine sleeps."""
 
 
 class UpstreamObserver(Protocol):

@@ -236,6 +236,8 @@ async def play(data: st.DataObject) -> None:
         run.check()
     while run.move(finishing=True):
         pass
+    for _ in run.futures:
+        await asyncio.sleep(0)  # an answer is passed on from one that waited to the next, a turn of the loop each
     run.check_the_end()
 
 
