@@ -46,6 +46,7 @@ effect_deadline: 1s
 """
 LEASE_SECONDS = 1.0
 EFFECT_SECONDS = 1.0
+SHUTDOWN_SECONDS = 2
 
 
 class Gate(Gateway):
@@ -205,6 +206,7 @@ def make_gate(folder: Path, dsn: str, schema: str, *, port: int, ledger_port: in
         upstreams=upstreams(port, ledger_port),
         defaults=DEFAULTS,
         routes=ROUTES,
+        shutdown=f"{SHUTDOWN_SECONDS}s",
         **more,
     )
 

@@ -19,7 +19,7 @@ import asyncpg
 import pytest
 
 from tests.store.relay import Relay
-from tests.support import RawAnswer, RawClient, RawUpstream, Turn, reply, request, reset
+from tests.support import RawAnswer, RawClient, RawUpstream, Turn, chunked, reply, request, reset
 from tests.support.postgres import OwnPostgres
 
 from .outage_fixtures import SCHEMA, again, gates, postgres, relay, relay_port, started, stopped, until_up
@@ -53,7 +53,7 @@ class Unreliable:
     async def __call__(self, turn: Turn) -> None:
         key = turn.request.key
         attempt = turn.request.values("X-Attempt")[0].decode()
-        kind = self._chance.choices(["made", "error", "reset", "slow"], [8, 3, 1, 1])[0]
+        kind = self._chance.choices(["made", "error", "reset", "slow", "stream"], [8, 3, 1, 1, 1])[0]
         self.attempts.add(attempt)
         self.executions[key].append(Execution(attempt, kind))
         self._running[key] += 1
@@ -66,6 +66,9 @@ class Unreliable:
             await reset()(turn)
         elif kind == "error":
             await reply(500, b"failed")(turn)
+        elif kind == "stream":
+            said = f"{key} {number}".encode()
+            await chunked([said[:5], said[5:]], 201, [("Content-Type", "text/event-stream")])(turn)
         else:
             await reply(201, f"{key} {number}".encode())(turn)
 
@@ -73,8 +76,10 @@ class Unreliable:
 class Clients:
     """Who sends requests, and what they were told."""
 
-    def __init__(self, gates: list[Gate], chance: random.Random) -> None:
+    def __init__(self, gates: list[Gate], service: Unreliable, chance: random.Random) -> None:
         self.gates = gates
+        self.service = service
+        self.executed: dict[str, int] = {}
         self.routes: dict[str, str] = {}
         self.said_nothing_sent: dict[str, bytes] = {}
         self.bodies: defaultdict[str, set[bytes]] = defaultdict(set)
@@ -99,7 +104,9 @@ class Clients:
                 self.said_nothing_sent[attempt] = answer.head + answer.body
             assert (answer.status == 503) <= (member(answer, "effect") == "none")
         elif answer.status == 201 and answer.value("Idempotency-Expires") is not None:
-            self.bodies[key].add(answer.body)  # the store has it: from now on it is the answer, whatever happens
+            # The store has it: from now on it is the answer, whatever happens, and nothing runs any more.
+            self.bodies[key].add(answer.body)
+            self.executed.setdefault(key, len(self.service.executions[key]))
         return answer
 
     async def run(self) -> None:
@@ -210,7 +217,8 @@ async def test_whatever_breaks_nothing_overlaps_nothing_lies_and_nothing_stays_b
     gates: list[Gate], postgres: OwnPostgres, relay: Relay, service_port: int, kinds: list[str]
 ) -> None:
     chance = random.Random(SEED)
-    service, clients = Unreliable(chance), Clients(gates, chance)
+    service = Unreliable(chance)
+    clients = Clients(gates, service, chance)
     chaos = Chaos(gates, postgres, relay, chance)
     async with RawUpstream(service, port=service_port):
         running = [asyncio.create_task(clients.run()) for _ in range(CLIENTS)]
@@ -227,6 +235,7 @@ async def test_whatever_breaks_nothing_overlaps_nothing_lies_and_nothing_stays_b
         if clients.routes[key] == "/block":
             assert {execution.kind for execution in executions[:-1]} <= {"error"}, key
     assert {key: bodies for key, bodies in clients.bodies.items() if len(bodies) > 1} == {}
+    assert clients.executed == {key: len(service.executions[key]) for key in clients.executed}
     for gate in gates:
         await until_up(gate)
 
@@ -239,7 +248,7 @@ async def ends(clients: Clients, service: Unreliable, key: str, *, lives: bool) 
             answer = await clients.ask(key, chance.choice(clients.gates), 20)
             if answer is None:
                 continue
-            if answer.status == 201:
+            if answer.status == 201 or (answer.status == 409 and code(answer) == "reply-not-stored"):
                 return
             blocked = answer.status == 409 and code(answer) == "in-doubt" and answer.value("Retry-After") is None
             if blocked:

@@ -19,7 +19,7 @@ CONFIG = """
 service: test
 listen: 127.0.0.1:{port}
 monitor: {{listen: "127.0.0.1:{monitor}"}}
-shutdown: {{delay: 0s, timeout: 5s}}
+shutdown: {{delay: 0s, timeout: {shutdown}}}
 store: {{dsn: "{dsn}", schema: {schema}{store}}}
 upstreams:
   up: {{url: "http://{upstream}"{up}}}
@@ -65,6 +65,7 @@ class Gateway:
         store: str = "",
         up: str = "",
         upstreams: str = "",
+        shutdown: str = "5s",
         program: Sequence[str] = ("-m", "gateway"),
     ) -> None:
         self.program = program
@@ -79,6 +80,7 @@ class Gateway:
                 monitor=self.monitor_port,
                 dsn=dsn.replace("$", "$$"),
                 schema=schema,
+                shutdown=shutdown,
                 upstream=upstream,
                 defaults=textwrap.indent(textwrap.dedent(defaults).strip(), "  "),
                 routes=textwrap.indent(textwrap.dedent(routes).strip(), "  "),
