@@ -109,8 +109,7 @@ class Handler:
         message = inbound.message
         headers = cast("Headers", message.raw_headers)
         seen = wire.fields(headers)
-        self._id_count += 1
-        request_id = wire.request_id(seen, inbound.connection.peer, f"{self._id_prefix}{self._id_count:07x}")
+        request_id = wire.request_id(seen, inbound.connection.peer, self._new_id())
         request = _Request(
             inbound=inbound,
             method=message.method.encode("latin-1"),
@@ -120,7 +119,8 @@ class Handler:
             seen=seen,
             request_id=request_id,
             began=self._clock(),
-            keep_alive=not message.should_close,
+            # No upgrade is made, but aiohttp loses what was read behind the wish for one: nothing may follow it.
+            keep_alive=not (message.should_close or message.upgrade),
             http11=message.version == _HTTP_11,
         )
         if sum([len(name) + len(value) + 4 for name, value in headers]) + len(request.target) > self._head_limit:
@@ -144,9 +144,13 @@ class Handler:
             case NoRoute():
                 return self._problem(request, "no-route")
 
+    def _new_id(self) -> str:
+        self._id_count += 1
+        return f"{self._id_prefix}{self._id_count:07x}"
+
     def refuse(self, status: int, cause: BaseException | None) -> bytes:
         """Return the answer to a request that could not be parsed, or on which the gateway failed."""
-        request_id = f"{self._id_prefix}-{self._id_count:07x}"
+        request_id = self._new_id()
         if isinstance(cause, LineTooLong):
             problem = wire.problem(
                 "head-too-large", type_base=self._type_base, request_id=request_id, limit_bytes=self._head_limit

@@ -129,8 +129,10 @@ def fault(method: bytes, target: bytes, headers: Headers, seen: Fields, *, http1
     length, coding = seen.get(b"content-length"), seen.get(b"transfer-encoding")
     if length is not None and not (isinstance(length, bytes) and length.isdigit() and len(length) <= _LONGEST_LENGTH):
         return "framing"
-    if coding is not None and (length is not None or not isinstance(coding, bytes) or coding.lower() != b"chunked"):
-        return "framing"
+    if coding is not None and not (
+        http11 and length is None and isinstance(coding, bytes) and coding.lower() == b"chunked"
+    ):
+        return "framing"  # HTTP/1.0 knows no codings (RFC 9112, section 6.1): what was before us saw another end
     if http11 and b"expect" in seen and not expects_continue(seen):
         return "expectation"
     return None

@@ -2,11 +2,12 @@
 
 import asyncio
 import contextlib
+import random
 import socket
 
 import pytest
 
-from tests.support import RawAnswer, reply
+from tests.support import RawAnswer, Turn, hang, reply, request, then, wait_for
 
 from .conftest import Client, Gate, Start, post
 
@@ -89,3 +90,208 @@ async def test_small_answers_to_pipelined_requests_that_nobody_reads_do_not_pile
                     await client.send(post(path, key) * 5000)
             assert gate.memory("VmHWM") - before < 16 * MIB
     assert up.executions["/orders", key] == 1
+
+
+# ---- doubling an effect -----------------------------------------------------------------------------------------
+
+
+async def test_a_crowd_with_one_key_that_comes_and_goes_runs_it_once(
+    gate: Gate, twin: Gate, upstream: Start, key: str
+) -> None:
+    go_on = asyncio.Event()
+    up = await upstream(then(wait_for(go_on), reply(201, b"made")))
+    chance = random.Random(key)
+
+    async def one(number: int) -> RawAnswer | None:
+        whole = post(key=key, chunks=[b'{"amount"', b":1}"]) if number % 2 else post(key=key)
+        client = chance.choice((gate, twin)).client()
+        await client.__aenter__()
+        try:
+            cut = chance.choice((len(whole), len(whole), chance.randrange(len(whole))))
+            await client.send(whole[:cut])
+            await asyncio.sleep(chance.random() * 0.2)
+            if cut == len(whole) and chance.random() < 0.5:
+                return await client.read_answer()
+            await chance.choice((client.reset, client.hang_up))()
+        finally:
+            await client.hang_up()
+        return None
+
+    asking = [asyncio.create_task(one(number)) for number in range(60)]
+    await up.wait_for_requests(1)
+    await asyncio.sleep(0.2)  # time for the crowd to act in: nothing it does may be seen
+    go_on.set()
+    answers = [answer for answer in await asyncio.gather(*asking) if answer is not None]
+    assert up.executions["/orders", key] == 1
+    assert {(answer.status, answer.value("Idempotency-Status")) for answer in answers} <= {
+        (201, "executed"), (201, "replayed"), (409, "outstanding"),
+    }  # fmt: skip
+    for one_of in (gate, twin):
+        assert (await one_of.settled(post(key=key))).body == b"made"
+    assert up.executions["/orders", key] == 1
+
+
+# ---- reading another's reply ------------------------------------------------------------------------------------
+
+
+async def test_no_answer_reaches_another_client_whoever_leaves_when(gate: Gate, upstream: Start, key: str) -> None:
+    async def echo(turn: Turn) -> None:
+        name = turn.request.values("X-Name")[0]
+        size = int(turn.request.values("X-Size")[0])
+        await reply(200, name * (size // len(name)), [("X-Name", name)])(turn)
+
+    await upstream(echo)
+    chance = random.Random(key)
+
+    async def one(number: int) -> int:
+        name = f"{number:08}"
+        size = chance.choice((8, 800, 80_000, 2_400_000))
+        path = chance.choice(("/orders", "/open", "/large"))
+        async with gate.client() as client:
+            for turn in range(3):
+                await client.send(post(path, f"{key}-{number}-{turn}", b"{}", ("X-Name", name), ("X-Size", str(size))))
+                if chance.random() < 0.3:
+                    await asyncio.sleep(chance.random() * 0.01)
+                    await chance.choice((client.reset, client.hang_up))()
+                    return turn
+                answer = await client.read_answer()
+                assert (answer.status, answer.value("X-Name")) == (200, name)
+                assert answer.body == name.encode() * (size // 8)
+        return 3
+
+    for batch in range(0, 90, 15):
+        await asyncio.gather(*(one(number) for number in range(batch, batch + 15)))
+
+
+# ---- smuggling --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", ["/orders", "/open"])
+async def test_http_1_0_with_a_coding_is_refused(gate: Gate, upstream: Start, key: str, path: str) -> None:
+    up = await upstream(reply(201))
+    head = f"POST {path} HTTP/1.0\r\nIdempotency-Key: {key}\r\nConnection: keep-alive\r\nTransfer-Encoding: chunked\r\n"
+    answer = await gate.ask(head.encode() + b"\r\n2\r\n{}\r\n0\r\n\r\n")
+    assert not up.requests
+    assert (answer.status, code(answer), answer.value("Connection")) == (400, "request-invalid", "close")
+
+
+@pytest.mark.parametrize("wish", ["websocket", "h2c", "TLS/1.0"])
+async def test_a_wish_to_upgrade_changes_nothing_of_what_is_protected(
+    gate: Gate, upstream: Start, key: str, wish: str
+) -> None:
+    up = await upstream(reply(201))
+    wishing = [("Connection", "Upgrade, HTTP2-Settings"), ("Upgrade", wish), ("HTTP2-Settings", "AAMAAABk")]
+    async with gate.client() as client:
+        whole = post("/orders", f"{key}-1", b"{}", *wishing)
+        rest = post("/orders", f"{key}-2", post("/orders", f"{key}-smuggled"))
+        await client.send(whole + rest[:200])
+        await up.wait_for_requests(1)
+        with contextlib.suppress(ConnectionError):
+            await client.send(rest[200:])  # to be read as what it is, if at all
+        answer = await client.read_answer()
+        assert (answer.status, answer.value("Connection")) == (201, "close")
+        assert await client.is_closed()
+    assert up.executions == {("/orders", f"{key}-1"): 1}
+    assert (await gate.ask(whole)).value("Idempotent-Replayed") == "true"
+    assert not any(asked.values("Upgrade") or asked.values("HTTP2-Settings") for asked in up.requests)
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        b"CONNECT a.test:443 HTTP/1.1\r\nHost: a.test:443\r\n\r\n",
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        b"POST /orders HTTP/1.2\r\nHost: g\r\n\r\n",
+        b"post /orders HTTP/1.1\r\nHost: g\r\n\r\n",
+        b"POST /orders\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n",
+    ],
+)
+async def test_what_is_no_request_of_http_1_1_ends_the_connection(
+    gate: Gate, upstream: Start, key: str, start: bytes
+) -> None:
+    up = await upstream(reply(201))
+    async with gate.client() as client:
+        await client.send(start + post(key=key))
+        answer = await client.read_answer()
+        assert (answer.status, answer.value("Connection")) == (400, "close")
+        assert await client.is_closed()
+    assert not up.requests
+
+
+async def test_random_bytes_neither_double_nor_smuggle_nor_hang(gate: Gate, upstream: Start, key: str) -> None:
+    up = await upstream(reply(201))
+    chance = random.Random(key)
+    lines = [
+        b"Connection: close", b"Connection: Upgrade", b"Upgrade: websocket", b"Expect: 100-continue", b"TE: trailers",
+        b"Transfer-Encoding: chunked", b"Content-Length: 2", b"Content-Length: 02", b"X : y", b" folded", b"X: \x00",
+        b"Connection: idempotency-key", b"Trailer: Idempotency-Key", b"Host: h",
+    ]  # fmt: skip
+
+    def attack(number: int) -> bytes:
+        head = [
+            b"Host: g",
+            b"Idempotency-Key: %b-%d" % (key.encode(), number),
+            *chance.sample(lines, chance.randrange(3)),
+        ]
+        body = chance.choice((b"{}", b"2\r\n{}\r\n0\r\n\r\n", b"0\r\n\r\n"))
+        if chance.random() < 0.6:
+            head.append(b"Content-Length: %d" % len(body))
+        chance.shuffle(head)
+        data = b"\r\n".join([b"POST /orders HTTP/1.1", *head, b"", body])
+        if chance.random() < 0.2:
+            at = chance.randrange(len(data))
+            data = data[:at] + chance.randbytes(chance.randrange(3)) + data[at + chance.randrange(3) :]
+        return data
+
+    async def one(number: int) -> None:
+        data = attack(number) + attack(number)
+        async with gate.client() as client:
+            with contextlib.suppress(ConnectionError):
+                while data:
+                    step = chance.choice((1, 7, 60, 4000))
+                    await client.send(data[:step])
+                    data = data[step:]
+                with contextlib.suppress(OSError):  # it has closed already
+                    client.half_close()
+                await client.read_to_end()
+
+    for batch in range(0, 300, 30):
+        await asyncio.gather(*(one(number) for number in range(batch, batch + 30)))
+    ran = {asked.key for asked in up.requests}
+    assert len(ran) == len(up.requests) > 20, "each of them once"
+    assert all(asked.complete for asked in up.requests)
+    assert all(len(asked.values("Content-Length")) == 1 for asked in up.requests)
+    assert not any(asked.values("Transfer-Encoding") for asked in up.requests)
+
+
+# ---- hanging ----------------------------------------------------------------------------------------------------
+
+
+async def test_a_client_that_closes_one_half_and_is_reset_later_is_noticed(gate: Gate, upstream: Start) -> None:
+    up = await upstream(hang())
+    client = gate.client()
+    await client.__aenter__()
+    await client.send(request("GET", "/open"))
+    client.half_close()
+    await up.wait_for_requests(1)
+    await asyncio.sleep(0.1)  # let the end of the stream arrive first
+    await client.reset()
+    async with asyncio.timeout(2):
+        await up.wait_until_closed()
+
+
+async def test_endless_chunk_extensions_and_trailers_end(gate: Gate, upstream: Start, key: str) -> None:
+    up = await upstream(reply(201))
+    head = request("POST", "/orders", [("Idempotency-Key", key), ("Transfer-Encoding", "chunked")])
+    before = gate.forget_peak()
+    for start, piece in ((b"2;", b"e" * 65536), (b"2\r\n{}\r\n0\r\n", b"A: b\r\n" * 9000)):
+        async with gate.client() as client:
+            with contextlib.suppress(ConnectionError):
+                async with asyncio.timeout(8):
+                    await client.send(head + start)
+                    while True:
+                        await client.send(piece)
+    assert not up.requests
+    assert gate.memory("VmHWM") - before < 30 * MIB
+    assert (await gate.ask(post(key=key))).status == 201
