@@ -255,6 +255,8 @@ class Handler:
                 self._context.buffer_bytes += len(piece)
                 if size > limit:
                     return "request-too-large", {"limit_bytes": limit}
+                if self._context.buffer_bytes > self._buffer_limit:
+                    return "over-capacity", {}
         except (TimeoutError, ConnectionError, RequestPayloadError) as error:
             return _body_fault(error)
         finally:

@@ -25,6 +25,12 @@ Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 AT_ONCE_BYTES = 64 * 1024
 """What is written before looking whether the client takes it."""
 
+_AHEAD_REQUESTS = 4
+"""Requests that are read while an earlier one of the same connection is handled; aiohttp's own bound is 32."""
+
+_AHEAD_BYTES = 64 * 1024
+"""What of a body is read before somebody takes it: reading stops at twice as much."""
+
 _PROBE_SECONDS = 10
 """How long a half-closed connection is quiet before its client is asked whether it is still there."""
 
@@ -63,7 +69,7 @@ class Inbound:
             if connection.writing_paused:
                 await connection.wait_until_taken(writer)
             return
-        whole = memoryview(data)
+        whole = data if len(data) <= AT_ONCE_BYTES else memoryview(data)
         for at in range(0, len(data), AT_ONCE_BYTES):
             await writer.write(whole[at : at + AT_ONCE_BYTES], drain=False)
             if connection.writing_paused:
@@ -129,6 +135,8 @@ class Connection(RequestHandler):
 
     def __init__(self, listener: "Listener", **settings: Any) -> None:
         super().__init__(listener, **settings)
+        self._max_msg_queue_size = _AHEAD_REQUESTS
+        self._msg_queue_resume_size = _AHEAD_REQUESTS // 2
         self._listener = listener
         self._inbound: Inbound | None = None
         self._half_closed = False
@@ -240,6 +248,7 @@ class Listener(web.Server):
             "max_line_size": head_limit_bytes,
             "max_field_size": head_limit_bytes,
             "max_headers": 256,
+            "read_bufsize": _AHEAD_BYTES,
             "lingering_time": 2.0,
         }
 

@@ -92,6 +92,45 @@ async def test_small_answers_to_pipelined_requests_that_nobody_reads_do_not_pile
     assert up.executions["/orders", key] == 1
 
 
+async def test_bodies_without_their_end_do_not_fill_the_memory(gate: Gate, upstream: Start, key: str) -> None:
+    up = await upstream(reply(201))
+    before = gate.forget_peak()
+    async with contextlib.AsyncExitStack() as stack:
+        clients = [await stack.enter_async_context(gate.client()) for _ in range(150)]
+        for number, client in enumerate(clients):
+            with contextlib.suppress(ConnectionError):
+                await client.send(post(key=f"{key}-{number}", body=b"x" * 1_000_000)[:-1])
+        answers = await asyncio.gather(*(client.read_answer() for client in clients))
+        assert not up.requests
+        codes = {code(answer) for answer in answers}
+        assert codes == {"over-capacity", "request-timeout"}, "limits.buffer_memory is 64 MiB"
+        assert gate.memory("VmHWM") - before < 100 * MIB
+    assert (await gate.ask(post(key=key))).status == 201
+
+
+@pytest.mark.parametrize("path", ["/orders", "/open"])
+async def test_pipelined_bodies_are_not_read_far_ahead(gate: Gate, upstream: Start, key: str, path: str) -> None:
+    go_on = asyncio.Event()
+    up = await upstream(then(wait_for(go_on), reply(201, b"made")))
+    before = gate.forget_peak()
+    body = b"x" * 400_000
+    async with gate.client() as client:
+
+        async def push() -> None:
+            for number in range(60):
+                await client.send(post(path, f"{key}-{number}", body))
+
+        pushing = asyncio.create_task(push())
+        await up.wait_for_requests(1)
+        await asyncio.sleep(0.5)  # time to read ahead in
+        assert gate.memory("VmHWM") - before < 8 * MIB
+        go_on.set()
+        answers = [await client.read_answer() for _ in range(60)]
+        await pushing
+    assert sum(up.executions.values()) == 60
+    assert {(answer.status, answer.body) for answer in answers} == {(201, b"made")}
+
+
 # ---- doubling an effect -----------------------------------------------------------------------------------------
 
 
