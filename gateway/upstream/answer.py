@@ -109,6 +109,11 @@ class AnswerReader:
         else:
             self.complete = True
 
+    @property
+    def ends_with_head(self) -> bool:
+        """Whether there is no doubt where the answer ends, whatever follows it (RFC 9112, section 6.3)."""
+        return self.head is not None and self.head.status in (_NO_CONTENT, _NOT_MODIFIED)
+
     def take(self) -> list[bytes]:
         """Hand over the body read so far; what comes later is counted anew."""
         parts, self.parts, self.size = self.parts, [], 0

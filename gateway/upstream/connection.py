@@ -259,7 +259,7 @@ class Connection(asyncio.Protocol):
 
     def _deliver(self, call: Call) -> None:
         answer = self._answer
-        if answer.surplus:
+        if answer.surplus and not answer.ends_with_head:
             # What follows makes it doubtful where the answer ends, and a stored reply is repeated for a day.
             self._fail(call, "http_protocol_error")
             return

@@ -554,6 +554,20 @@ async def test_head_options_204_and_304_pass_with_their_heads(gate: Gate, upstre
     assert len(up.requests) == 8
 
 
+@pytest.mark.parametrize("status", [204, 304])
+@pytest.mark.parametrize("path", ["/orders", "/open"])
+async def test_a_body_after_an_answer_that_has_none_is_left_out(
+    gate: Gate, upstream: Start, key: str, *, status: int, path: str
+) -> None:
+    up = await upstream(play(b"HTTP/1.1 %d Nothing\r\nContent-Length: 5\r\n\r\nhello" % status))
+    async with gate.client() as client:
+        for number in range(3):
+            answer = await client.ask(post(path, f"{key}-{number}"))
+            assert (answer.status, answer.body) == (status, b"")
+    assert sum(up.executions.values()) == 3
+    assert up.connections == 3, "a connection that says so is not used again"
+
+
 async def test_a_get_has_no_framing_header_and_an_empty_post_says_its_length(gate: Gate, upstream: Start) -> None:
     up = await upstream(reply(200))
     await gate.ask(request("GET", "/open"))
