@@ -128,6 +128,7 @@ _SETTLEMENTS = (
 )
 _FAILURES = (
     *((cause, "no", "new") for cause in ("connection_refused", "connection_timeout", "connection_limit_reached")),
+    ("http_response_timeout", "yes", "new"),
     *((cause, "no", "new") for cause in ("destination_unavailable", "dns_error", "dns_timeout", "tls_protocol_error")),
     *(
         (cause, "yes", connection)

@@ -74,7 +74,7 @@ class Limits(msgspec.Struct, frozen=True):
     in_flight: int
     replay_cache_bytes: int
     store_timeout_seconds: float
-    buffer_memory_bytes: int = 128 * 1024 * 1024
+    buffer_memory_bytes: int
 
 
 class Context:

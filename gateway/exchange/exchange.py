@@ -7,7 +7,7 @@ socket (the ports do), and reads no clock but those of its context.
 
 import asyncio
 import math
-import uuid
+import os
 from collections.abc import Callable
 from typing import Any, Literal, assert_never
 
@@ -53,70 +53,43 @@ _Owed = Callable[[SettleOutcome | None], Answer]
 class Exchange:
     """One protected request, from its claim to the store's definite word on its settlement."""
 
-    __slots__ = (
-        "_adopting",
-        "_asked_at",
-        "_buffered",
-        "_claims",
-        "_context",
-        "_finished",
-        "_lines",
-        "_owed",
-        "_phase",
-        "_respond_by",
-        "_sending",
-        "_sent_at",
-        "_settlement",
-        "_stream",
-        "_upstream_by",
-        "_upstream_seconds",
-        "_verdict",
-        "answer",
-        "attempt",
-        "began",
-        "began_unix",
-        "call",
-        "claim_id",
-        "fingerprint",
-        "followers",
-        "lease",
-        "took_over",
-    )
+    # What most exchanges never change stands here once, and not in each of them.
+    lease: Lease | None = None
+    attempt = 0
+    took_over: TookOver | None = None
+    _phase: Literal["claiming", "replaying", "sending", "settling", "done"] = "claiming"
+    _claims = 0
+    _asked_at = 0.0
+    _adopting = False
+    _sending: Sending | None = None
+    _sent_at = 0.0
+    _upstream_by = 0.0
+    _upstream_seconds = 0.0
+    _respond_by = math.inf
+    _lines: wire.ReplyLines | None = None
+    _stream: BodyStream | None = None
+    _verdict: decision.Verdict | None = None
+    _settlement: SettleRequest | None = None
+    _owed: _Owed | None = None
 
     def __init__(
         self, context: Context, call: Call, answer: asyncio.Future[Answer], finished: "Callable[[Exchange], None]"
     ) -> None:
         self.call = call
         self.answer = answer
-        self.claim_id = uuid.uuid4()
+        self.claim_id = os.urandom(16)
         self.fingerprint = call.content.fingerprint()
         self.began = context.boot_clock()
         self.began_unix = context.wall_clock()
-        self.lease: Lease | None = None
-        self.attempt = 0
-        self.took_over: TookOver | None = None
         self.followers: list[Callable[[AnswerFor | None], None]] = []
         """Who waits beside until it is known whether this one runs (None), or else what the same request gets."""
         self._context = context
         self._finished = finished
-        self._phase: Literal["claiming", "replaying", "sending", "settling", "done"] = "claiming"
-        self._claims = 0
-        self._asked_at = 0.0
-        self._adopting = False
-        self._sending: Sending | None = None
-        self._sent_at = 0.0
-        self._upstream_seconds = 0.0
         policy = call.policy
-        own_bound = policy.respond_within_ms < policy.upstream_timeout_ms
-        self._respond_by = self.began + policy.respond_within_ms / 1000 if own_bound else math.inf
-        self._upstream_by = 0.0
-        self._lines: wire.ReplyLines | None = None
-        self._stream: BodyStream | None = None
-        self._verdict: decision.Verdict | None = None
-        self._settlement: SettleRequest | None = None
-        self._owed: _Owed | None = None
-        self._buffered = 0
-        self._buffer(len(call.body))
+        if policy.respond_within_ms < policy.upstream_timeout_ms:
+            self._respond_by = self.began + policy.respond_within_ms / 1000
+        self._buffered = len(call.body)
+        context.buffer_bytes += self._buffered
 
     @property
     def _answer_by(self) -> float:
@@ -365,7 +338,7 @@ class Exchange:
         context, verdict, owed = self._context, self._verdict, self._owed
         if verdict is None or owed is None:
             return  # finished meanwhile
-        if outcome in {SettleOutcome.DONE, SettleOutcome.ALREADY}:
+        if outcome is SettleOutcome.DONE or outcome is SettleOutcome.ALREADY:
             tombstone = verdict.settlement is Settlement.COMPLETE and not verdict.keep
             label = "tombstone" if tombstone else verdict.settlement.word
             context.observer.settled(self.call.route, label, verdict.reason)
@@ -409,6 +382,7 @@ class Exchange:
         if self._phase == "sending" and sending is not None:
             if now >= self._upstream_by or (now >= self._respond_by and not sending.sent):
                 sending.abort()
+                self._context.observer.upstream_timed_out(self.call.upstream, sent=sending.sent)
                 if sending.sent:
                     self.on_failure(NoReply("http_response_timeout", reused=False))
                 else:
@@ -438,7 +412,7 @@ class Exchange:
         assert verdict is not None  # noqa: S101 -- and is being settled
         reason = ""
         expires_unix = None
-        if settled in {SettleOutcome.LOST, SettleOutcome.REFUSED}:
+        if settled is SettleOutcome.LOST or settled is SettleOutcome.REFUSED:
             outcome, reason = Outcome.IN_DOUBT, "lease_lost"
         elif self.lease is None:
             outcome, reason = Outcome.UNPROTECTED, "store_failure"
@@ -469,6 +443,8 @@ class Exchange:
         answer.took_over = self.took_over.word if self.took_over is not None else ""
         answer.sent = self._sending is not None and self._sending.sent
         answer.upstream_seconds = self._upstream_seconds
+        if answer.sent and self.lease is None:
+            answer.reason = "store_failure"
         return answer
 
     def _give(self, answer: Answer) -> None:

@@ -120,6 +120,9 @@ class Observer(Protocol):
     def upstream_answered(self, upstream: str, status: int, seconds: float) -> None:
         """A final head came, `seconds` after sending began."""
 
+    def upstream_timed_out(self, upstream: str, *, sent: bool) -> None:
+        """No final head, or no complete body, came in time."""
+
     def replayed(self, route: str, source: str) -> None:
         """A stored reply answered: from the `process` or from the `store`."""
 

@@ -36,7 +36,7 @@ class Exchanges:
             return context.problem(call, Outcome.REFUSED, "over-capacity", retry_after=1)
         exchange = Exchange(context, call, self._loop.create_future(), self._finished)
         if running is not None:
-            self.running[running.claim_id.bytes] = running
+            self.running[running.claim_id] = running
         self.running[record_id] = exchange
         exchange.claim()
         return exchange.answer
@@ -56,7 +56,7 @@ class Exchanges:
     def _finished(self, exchange: Exchange) -> None:
         record_id = exchange.call.identity.record_id
         overtaken = self.running.get(record_id) is not exchange
-        self.running.pop(exchange.claim_id.bytes if overtaken else record_id, None)
+        self.running.pop(exchange.claim_id if overtaken else record_id, None)
 
     @property
     def _full(self) -> bool:

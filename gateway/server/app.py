@@ -82,6 +82,7 @@ class App:
                 in_flight=config.limits.in_flight,
                 replay_cache_bytes=config.limits.replay_cache_bytes,
                 store_timeout_seconds=settings.timeout_ms / 1000,
+                buffer_memory_bytes=config.limits.buffer_memory_bytes,
             ),
             config.problems.type_base,
             boot_clock=boot_clock,

@@ -26,6 +26,10 @@ class ExchangeEvents:
     def upstream_answered(self, upstream: str, status: int, seconds: float) -> None:
         self._metrics.upstream_seconds.observe((upstream, code_class(status)), seconds)
 
+    def upstream_timed_out(self, upstream: str, *, sent: bool) -> None:
+        cause = "http_response_timeout" if sent else "connection_timeout"
+        self._metrics.upstream_failures.add((upstream, cause, "yes" if sent else "no", "new"))
+
     def replayed(self, route: str, source: str) -> None:
         self._metrics.replays.add((route, source))
 

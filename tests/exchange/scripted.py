@@ -4,7 +4,7 @@ import asyncio
 import hashlib
 import itertools
 import json
-import uuid
+import secrets
 from collections.abc import Callable
 from datetime import date
 from typing import Any
@@ -246,6 +246,9 @@ class Recorder:
     def upstream_answered(self, upstream, status, seconds):
         self.told.append(("upstream_answered", status, seconds))
 
+    def upstream_timed_out(self, upstream, *, sent):
+        self.told.append(("timed_out", sent))
+
     def replayed(self, route, source):
         self.told.append(("replayed", source))
 
@@ -272,7 +275,13 @@ class World:
         self.store = ScriptedStore()
         self.upstream = ScriptedUpstream()
         self.observer = Recorder()
-        bounds = {"in_flight": 100, "replay_cache_bytes": 1 << 20, "store_timeout_seconds": TIMEOUT, **limits}
+        bounds = {
+            "in_flight": 100,
+            "replay_cache_bytes": 1 << 20,
+            "store_timeout_seconds": TIMEOUT,
+            "buffer_memory_bytes": 128 << 20,
+            **limits,
+        }
         self.context = Context(
             self.store,
             {"ledger": self.upstream},
@@ -338,7 +347,7 @@ class World:
 
     def completed(self, text: str = "pay 5", keeps_ms: int = 3_600_000, reply: bool = True, recipe: int = 1):
         day = date(2030, 1, 2) if reply else None
-        return Completed(201, uuid.uuid4(), day, keeps_ms, self.wall.now - 60, Text(text).by(recipe))
+        return Completed(201, secrets.token_bytes(16), day, keeps_ms, self.wall.now - 60, Text(text).by(recipe))
 
     def move(self, seconds: float) -> None:
         """Let time pass, and the sweep come by."""
