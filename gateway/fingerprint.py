@@ -9,6 +9,7 @@ so that no doubt ever makes two requests equal. What a `recipe` is, is said at `
 import hashlib
 import json
 import re
+import struct
 from typing import Final
 
 import msgspec
@@ -28,45 +29,59 @@ LONGEST: Final = 1024 * 1024
 LONGEST_LITERAL: Final = 256 * 1024
 """The same for the literal path, which is several times slower."""
 
+_LENGTHS: Final = struct.Struct(">4I").pack
+
 
 class Recipe(msgspec.Struct, frozen=True):
     """Settings with the number that identifies them and the algorithm: a signed 32-bit integer, kept with each
-    fingerprint. Digests of different recipes are never compared.
+    fingerprint. Digests of different recipes are never compared. `start`: what every digest of it begins with.
     """
 
     number: int
     settings: FingerprintSettings
+    start: bytes
 
 
 def recipe(settings: FingerprintSettings) -> Recipe:
     """Return the recipe of a policy's settings. Made once per policy, and the same in every process and release."""
     parts = (b"%d" % VERSION, settings.body.value.encode(), b"query" if settings.query else b"", *settings.headers)
-    return Recipe(int.from_bytes(hashlib.sha256(_joined(parts)).digest()[:4], "big", signed=True), settings)
+    start = hashlib.sha256(_joined(parts)).digest()[:4]
+    return Recipe(int.from_bytes(start, "big", signed=True), settings, start)
 
 
 class Content:
-    """A protected request as it is fingerprinted. Digests are made when they are asked for, and once.
+    """A protected request as it is fingerprinted. The canonical form is made when it is asked for, and once.
 
     `target` and `host` are those that are forwarded; `seen` is the received view of the header lines.
     """
 
-    __slots__ = ("_body", "_fingerprint", "_host", "_method", "_recipe", "_seen", "_target", "raw_digest")
+    __slots__ = ("_body", "_fingerprint", "_head", "_media_type", "_recipe", "_request", "raw_digest")
 
     def __init__(self, recipe: Recipe, method: bytes, target: bytes, *, host: bytes, seen: Fields, body: bytes) -> None:
         self._recipe = recipe
-        self._method = method
-        self._host = host
-        self._target = target
-        self._seen = seen
+        self._request = method, target, host, seen
         self._body = body
         self._fingerprint: Fingerprint | None = None
-        self.raw_digest = hashlib.sha256(self._head(recipe) + self._raw(recipe.settings)).digest()
+        settings = recipe.settings
+        if settings.body is BodyForm.NONE:
+            body = b""
+        self._media_type = _media_type(seen) if body else b""  # no body and an empty one are the same
+        what = target if settings.query else target.partition(b"?")[0]
+        lengths = _LENGTHS(len(method), len(host), len(what), len(self._media_type))
+        chosen = _chosen(seen, settings.headers) if settings.headers else b""
+        self._head = (recipe.start, lengths, method, host.lower(), what, self._media_type, chosen)
+        self.raw_digest = hashlib.sha256(b"".join((*self._head, b"raw:", body))).digest()
         """Digest by the body's bytes: where two are equal, so are the fingerprints, at a fraction of the cost."""
 
     def fingerprint(self) -> Fingerprint:
         """Return the fingerprint by the policy's own recipe."""
         if self._fingerprint is None:
-            self._fingerprint = self._by(self._recipe)
+            form, digest = self._recipe.settings.body, self.raw_digest
+            if form is BodyForm.JSON or (form is BodyForm.AUTO and _is_json(self._media_type)):
+                canonical = canonical_json(self._body)
+                if canonical is not None:
+                    digest = hashlib.sha256(b"".join((*self._head, b"json:", canonical))).digest()
+            self._fingerprint = Fingerprint(self._recipe.number, digest)
         return self._fingerprint
 
     def fingerprint_like(self, stored: Fingerprint) -> Fingerprint:
@@ -78,53 +93,36 @@ class Content:
         own = self.fingerprint()
         if stored.recipe == own.recipe:
             return own
+        method, target, host, seen = self._request
         for headers in {self._recipe.settings.headers, ()}:
-            for body in BodyForm:
+            for form in BodyForm:
                 for query in (True, False):
-                    known = recipe(FingerprintSettings(body, query, headers))
+                    known = recipe(FingerprintSettings(form, query, headers))
                     if known.number == stored.recipe:
-                        return self._by(known)
+                        return Content(known, method, target, host=host, seen=seen, body=self._body).fingerprint()
         return stored
 
-    def _by(self, recipe: Recipe) -> Fingerprint:
-        settings = recipe.settings
-        plain = None
-        if settings.body is BodyForm.JSON or (settings.body is BodyForm.AUTO and _is_json(self._media_type())):
-            plain = canonical_json(self._body)
-        body = self._raw(settings) if plain is None else b"json:" + plain
-        return Fingerprint(recipe.number, hashlib.sha256(self._head(recipe) + body).digest())
 
-    def _raw(self, settings: FingerprintSettings) -> bytes:
-        return b"raw:" if settings.body is BodyForm.NONE else b"raw:" + self._body
+def _media_type(seen: Fields) -> bytes:
+    """Type and subtype, lower-case: parameters such as `charset` come and go between attempts."""
+    value = seen.get(b"content-type", b"")
+    if isinstance(value, list):
+        return b",".join([one.partition(b";")[0].strip() for one in value]).lower()
+    return value.partition(b";")[0].strip().lower()
 
-    def _head(self, recipe: Recipe) -> bytes:
-        settings = recipe.settings
-        path, mark, query = self._target.partition(b"?")
-        parts = [b"%d" % recipe.number, self._method, self._host.lower(), path]
-        if settings.query:
-            parts.append(mark + query)
-        if settings.body is not BodyForm.NONE:
-            parts.append(self._media_type() if self._body else b"")  # no body and an empty one are the same
-        for name in settings.headers:
-            values = _all(self._seen, name)
-            parts.append(b"%d" % len(values))
-            parts.extend(values)
-        return _joined(parts)
 
-    def _media_type(self) -> bytes:
-        """Type and subtype, lower-case: parameters such as `charset` come and go between attempts."""
-        return b",".join([value.partition(b";")[0].strip().lower() for value in _all(self._seen, b"content-type")])
+def _chosen(seen: Fields, names: tuple[bytes, ...]) -> bytes:
+    """The lines that the policy has chosen, with how many there are of each."""
+    parts: list[bytes] = []
+    for name in names:
+        value = seen.get(name, [])
+        values = value if isinstance(value, list) else [value]
+        parts += (b"%d" % len(values), *values)
+    return _joined(parts)
 
 
 def _is_json(media_type: bytes) -> bool:
     return media_type in (b"application/json", b"text/json") or media_type.endswith(b"+json")
-
-
-def _all(seen: Fields, name: bytes) -> list[bytes]:
-    value = seen.get(name)
-    if value is None:
-        return []
-    return value if isinstance(value, list) else [value]
 
 
 def _joined(parts: tuple[bytes, ...] | list[bytes]) -> bytes:
@@ -136,7 +134,7 @@ def _joined(parts: tuple[bytes, ...] | list[bytes]) -> bytes:
 
 _decode = msgspec.json.Decoder(float_hook=msgspec.Raw).decode  # a float stays the text it was
 _encode = msgspec.json.Encoder(order="deterministic").encode
-_MINUS_ZERO = re.compile(rb"-0(?![0-9.eE])")
+_DOUBTFUL = re.compile(rb"-0(?![0-9.eE])|\\u003[aA]")  # an integer zero's sign, an escaped colon
 
 
 def canonical_json(body: bytes) -> bytes | None:
@@ -152,17 +150,13 @@ def canonical_json(body: bytes) -> bytes | None:
         return None
     try:
         value = _decode(body)
-        if body.count(b"[") + body.count(b"{") > DEEPEST and _deeper(value, DEEPEST):
+        if len(body) > DEEPEST and body.count(b"[") + body.count(b"{") > DEEPEST and _deeper(value, DEEPEST):
             return None
         text = _encode(value)
     except (msgspec.MsgspecError, ValueError, RecursionError):
         return None
-    if (
-        text.count(b":") == body.count(b":")
-        and b"\\u003a" not in body
-        and b"\\u003A" not in body
-        and _MINUS_ZERO.search(body) is None
-    ):
+    plain = body.find(b"-0") < 0 and body.find(b"\\u003") < 0  # a search for neither is quicker than for both
+    if text.count(b":") == body.count(b":") and (plain or _DOUBTFUL.search(body) is None):
         return text
     return _literal_json(body) if len(body) <= LONGEST_LITERAL else None
 

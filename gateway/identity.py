@@ -5,7 +5,8 @@ credential: an `Authorization` part is known by its digest.
 """
 
 import hashlib
-from collections.abc import Sequence
+import struct
+from collections.abc import Iterable
 from typing import Final, Literal
 
 import msgspec
@@ -13,7 +14,7 @@ import msgspec
 from gateway.config.policy import KeySource, ScopePart
 from gateway.model import Fields, Identity
 
-RECIPE: Final = b"idempotency-gateway record 1"
+RECIPE: Final = "idempotency-gateway record 1"
 """Names the way in which record ids are made. Another way needs another name, and a migration of the records."""
 
 LONGEST_PART: Final = 1024
@@ -29,30 +30,62 @@ class Refusal(msgspec.Struct, frozen=True, gc=False):
     members: dict[str, str]
 
 
-def identify(
-    scope: Sequence[ScopePart], key: KeySource, seen: Fields, *, peer_trusted: bool, service: str, operation: str
-) -> Identity | Refusal:
-    """Return whose key this is, or why that cannot be told. The key is looked at first, then the scope.
+class Identifier:
+    """Tells whose key a request of one route has. What its requests have in common is prepared once.
 
-    `seen` is the received view (`wire.fields`), so that a `Connection` line cannot hide a key or a credential.
+    A record's id is SHA-256 over what is fixed for the route (the digest of recipe, service, operation and the sorted
+    names of the scope's parts) and what a request says (their values and the key). The lengths of all texts, in
+    characters, stand before them, so that no separator that a caller can write makes two identities meet.
     """
-    sent = seen.get(key.header)
-    if sent is None:
-        return Refusal("key-missing", {"header": key.name})
-    text, fault = ("", "repeated") if isinstance(sent, list) else read_key(sent, key.max_length)
-    if fault is not None:
-        return Refusal("key-invalid", {"reason": fault})
-    parts: list[tuple[str, str]] = []
-    for part in scope:
-        value = seen.get(part.header if part.kind == "header" else b"authorization")
-        if part.trusted_only and not peer_trusted and value is not None:
-            return Refusal("scope-forged", {"part": part.name})
-        whose = None if value is None or isinstance(value, list) else _part_value(part, value)
-        if whose is None:
-            return Refusal("scope-missing", {"part": part.name})
-        parts.append((part.name, whose))
-    parts.sort()
-    return Identity(record_id(service, operation, parts, text), service, operation, readable(parts), text)
+
+    __slots__ = ("_key", "_lengths", "_operation", "_parts", "_prefix", "_readable", "_service")
+
+    def __init__(self, scope: Iterable[ScopePart], key: KeySource, *, service: str, operation: str) -> None:
+        self._key = key
+        self._service = service
+        self._operation = operation
+        parts = sorted(scope, key=lambda part: part.name)
+        self._parts = tuple(parts)
+        self._readable = ",".join([part.name.replace("%", "%%") + "=%s" for part in parts])
+        self._lengths = struct.Struct(f">{len(parts) + 1}I").pack
+        fixed = (RECIPE, service, operation, *[part.name for part in parts])
+        lengths = struct.pack(f">{len(fixed)}I", *map(len, fixed))
+        self._prefix = hashlib.sha256(lengths + "".join(fixed).encode()).digest()
+
+    def identify(self, seen: Fields, *, peer_trusted: bool) -> Identity | Refusal:
+        """Return whose key this is, or why that cannot be told. The key is looked at first, then the scope by name.
+
+        `seen` is the received view (`wire.look`), so that a `Connection` line cannot hide a key or a credential.
+        """
+        sent = seen.get(self._key.header)
+        if sent is None:
+            return Refusal("key-missing", {"header": self._key.name})
+        key, fault = ("", "repeated") if isinstance(sent, list) else read_key(sent, self._key.max_length)
+        if fault is not None:
+            return Refusal("key-invalid", {"reason": fault})
+        values: list[str] = []
+        for part in self._parts:
+            value = seen.get(part.header if part.kind == "header" else b"authorization")
+            if part.trusted_only and not peer_trusted and value is not None:
+                return Refusal("scope-forged", {"part": part.name})
+            whose = None if value is None or isinstance(value, list) else _part_value(part, value)
+            if whose is None:
+                return Refusal("scope-missing", {"part": part.name})
+            values.append(whose)
+        return Identity(self.record_id(values, key), self._service, self._operation, self.readable(values), key)
+
+    def record_id(self, values: list[str], key: str) -> bytes:
+        """Return the id of the record of `key`; `values` are those of the scope's parts, sorted by their names."""
+        texts = [*values, key]
+        said = self._lengths(*map(len, texts)) + "".join(texts).encode()
+        return hashlib.sha256(self._prefix + said).digest()
+
+    def readable(self, values: list[str]) -> str:
+        """Return the scope for people: `customer=C-4711,tenant=x`, with `%` and `,` in values escaped."""
+        together = "".join(values)
+        if "%" in together or "," in together:
+            values = [whose.replace("%", "%25").replace(",", "%2C") for whose in values]
+        return self._readable % tuple(values)
 
 
 def read_key(value: bytes, max_length: int) -> tuple[str, KeyFault | None]:
@@ -110,42 +143,23 @@ def _after_string(after: str) -> KeyFault:
 
 def _part_value(part: ScopePart, value: bytes) -> str | None:
     """The value as it names the caller: None for what is empty, too long or not printable ASCII."""
-    value = value.strip(b" \t")
     if part.kind == "authorization":
-        scheme, _, credentials = value.partition(b" ")
+        scheme, _, credentials = value.strip(b" \t").partition(b" ")
         credentials = credentials.strip(b" \t")
         if not scheme or not credentials:
             return None
         return hashlib.sha256(b"%b %b" % (scheme.lower(), credentials)).hexdigest()[:32]
-    text = value.decode("latin-1")
+    text = value.decode("latin-1").strip(" \t")
     return text if 0 < len(text) <= LONGEST_PART and text.isascii() and text.isprintable() else None
-
-
-def record_id(service: str, operation: str, parts: Sequence[tuple[str, str]], key: str) -> bytes:
-    """Return the id of a record: SHA-256 over recipe, service, operation, the sorted scope parts and the key, each
-    length-prefixed, so that no separator that a caller can write makes two identities meet.
-    """
-    values = [service.encode(), operation.encode()]
-    for name, whose in parts:
-        values.append(name.encode())
-        values.append(whose.encode())
-    values.append(key.encode())
-    return hashlib.sha256(b"".join([RECIPE, *[b"%d:%b" % (len(value), value) for value in values]])).digest()
-
-
-def readable(parts: Sequence[tuple[str, str]]) -> str:
-    """Return the sorted scope parts for people: `customer=C-4711,tenant=x`, with `%` and `,` in values escaped."""
-    return ",".join([f"{name}={whose.replace('%', '%25').replace(',', '%2C')}" for name, whose in parts])
 
 
 __all__ = [
     "LONGEST_PART",
     "RECIPE",
+    "Identifier",
     "KeyFault",
     "KeySource",
     "Refusal",
     "ScopePart",
-    "identify",
     "read_key",
-    "record_id",
 ]

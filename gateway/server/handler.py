@@ -16,7 +16,7 @@ from gateway.config import Config, ForwardKey, OnMissingKey
 from gateway.errors import UpstreamFailed
 from gateway.exchange import Answer, Call, Context, Exchanges
 from gateway.fingerprint import Content, recipe
-from gateway.identity import Refusal, identify
+from gateway.identity import Identifier, Refusal
 from gateway.log import Log, RequestLine
 from gateway.metrics import Metrics, code_class
 from gateway.model import Fields, Headers, NeverSent, Outcome
@@ -33,9 +33,8 @@ class _Request(msgspec.Struct):
 
     inbound: Inbound
     method: bytes
-    target: bytes
-    host: bytes
     headers: Headers
+    look: wire.Look
     seen: Fields
     request_id: str
     began: float
@@ -82,6 +81,12 @@ class Handler:
         self._clock = clock
         self._forwarding = {name: _Forwarding(client, _host_of(config, name)) for name, client in upstreams.items()}
         self._recipes = {route.name: recipe(route.policy.fingerprint) for route in config.routes.values()}
+        self._identifiers = {
+            route.name: Identifier(
+                route.policy.scope, route.policy.key, service=config.service, operation=route.operation
+            )
+            for route in config.routes.values()
+        }
         self._guards = {
             route.name: wire.guarded(
                 route.policy.key.header,
@@ -108,32 +113,29 @@ class Handler:
     async def _answer(self, inbound: Inbound) -> Answerable:
         message = inbound.message
         headers = cast("Headers", message.raw_headers)
-        seen = wire.fields(headers)
-        request_id = wire.request_id(seen, inbound.connection.peer, self._new_id())
+        method = message.method.encode("latin-1")
+        target = message.path.encode("utf-8", "surrogateescape")
+        http11 = message.version == _HTTP_11
+        look = wire.look(method, target, headers, http11=http11)
         request = _Request(
             inbound=inbound,
-            method=message.method.encode("latin-1"),
-            target=message.path.encode("utf-8", "surrogateescape"),
-            host=b"",
+            method=method,
             headers=headers,
-            seen=seen,
-            request_id=request_id,
+            look=look,
+            seen=look.seen,
+            request_id=wire.request_id(look.seen, inbound.connection.peer, self._new_id()),
             began=self._clock(),
             # No upgrade is made, but aiohttp loses what was read behind the wish for one: nothing may follow it.
             keep_alive=not (message.should_close or message.upgrade),
-            http11=message.version == _HTTP_11,
+            http11=http11,
         )
-        if sum([len(name) + len(value) + 4 for name, value in headers]) + len(request.target) > self._head_limit:
+        if look.size_bytes > self._head_limit:
             return self._problem(request, "head-too-large", limit_bytes=self._head_limit)
-        target = wire.origin_form(request.method, request.target)
-        fault = wire.fault(request.method, request.target, headers, seen, http11=request.http11)
-        if fault is not None or target is None:
-            return self._problem(request, "request-invalid", reason=fault)
-        request.target = target
-        request.host = cast("bytes", seen.get(b"host", b""))  # once at the most, or it were a fault
+        if look.fault is not None:
+            return self._problem(request, "request-invalid", reason=look.fault)
         if self._context.draining:
             return self._problem(request, "draining")
-        matched = self._routes.match(message.method, request.host, target, seen)
+        matched = self._routes.match(message.method, look.host, look.target, look.seen)
         match matched:
             case Protect(route):
                 return await self._protect(request, route)
@@ -167,18 +169,11 @@ class Handler:
     # ---- protected -----------------------------------------------------------------------------------------------
 
     async def _protect(self, request: _Request, route: Route) -> Answerable:
-        policy, seen, inbound = route.policy, request.seen, request.inbound
+        policy, look, seen, inbound = route.policy, request.look, request.seen, request.inbound
         peer = inbound.connection.peer
         if wire.hides(seen, self._guards[route.name]):
             return self._refuse(request, route, "request-invalid", reason="connection")
-        identity = identify(
-            policy.scope,
-            policy.key,
-            seen,
-            peer_trusted=peer.trusted,
-            service=self._config.service,
-            operation=route.operation,
-        )
+        identity = self._identifiers[route.name].identify(seen, peer_trusted=peer.trusted)
         if isinstance(identity, Refusal):
             if identity.code == "key-missing" and policy.on_missing_key is OnMissingKey.FORWARD:
                 return await self._relay(request, route.upstream, route)
@@ -193,14 +188,13 @@ class Handler:
             upstream=route.upstream,
             identity=identity,
             content=Content(
-                self._recipes[route.name], request.method, request.target, host=request.host, seen=seen, body=body
+                self._recipes[route.name], request.method, look.target, host=look.host, seen=seen, body=body
             ),
             head=partial(
                 wire.forward_head,
                 request.method,
-                request.target,
+                look,
                 request.headers,
-                seen,
                 peer=peer,
                 request_id=request.request_id,
                 host=self._forwarding[route.upstream].host,
@@ -346,9 +340,8 @@ class Handler:
         forwarding = self._forwarding[upstream]
         head = wire.forward_head(
             request.method,
-            request.target,
+            request.look,
             request.headers,
-            seen,
             peer=inbound.connection.peer,
             request_id=request.request_id,
             host=forwarding.host,

@@ -8,12 +8,12 @@ import datetime as dt
 import re
 import time
 from functools import lru_cache
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 
 from gateway.model import Headers, Outcome, ReplyHead
-from gateway.wire.requests import HOP_BY_HOP, fields, nominated
+from gateway.wire.requests import HOP_BY_HOP, NOMINATES_NOTHING, nominated
 
 OWN: Final = frozenset(
     {
@@ -43,13 +43,26 @@ NOT_KEPT: Final = frozenset(
 )
 """Names that are relayed but not kept: what belongs to one moment, and what would be a credential in the store."""
 
-_FRAMING: Final = frozenset({b"content-length"})
-_DROPPED: Final = HOP_BY_HOP | OWN | _FRAMING
+_Kind = Literal["dropped", "connection", "length", "passing", "date", "location", "request_id"]
+"""What a line is that is not simply relayed and kept. The first three do not cross, `passing` and `date` only once."""
+
+_KEPT_KINDS: Final[dict[bytes, _Kind]] = {b"location": "location", b"x-request-id": "request_id"}
+_DROPPED_KINDS: Final[dict[bytes, _Kind]] = {
+    **dict.fromkeys(HOP_BY_HOP | OWN, "dropped"),
+    b"connection": "connection",
+    b"content-length": "length",
+}
+_STATUS_LINES: Final = {
+    outcome: f"Idempotency-Status: {outcome}\r\n"
+    + ("Idempotent-Replayed: true\r\n" if outcome is Outcome.REPLAYED else "")
+    for outcome in Outcome
+}
 _WITHOUT_BODY: Final = frozenset({204, 304})
 _DAYS: Final = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 _MONTHS: Final = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 _LOCATION = re.compile(rb"\r\nlocation:[ \t]*([^\r]*)", re.IGNORECASE)
 _REQUEST_ID_LINE = re.compile(rb"\r\nx-request-id:", re.IGNORECASE)
+_LF, _CR, _NUL = b"\n\r\0"
 _CONTROL = re.compile(rb"[\r\n\0]")
 
 LAST_CHUNK: Final = b"0\r\n\r\n"
@@ -92,42 +105,45 @@ def reply_heads(head: ReplyHead, not_kept: frozenset[bytes] = NOT_KEPT) -> Reply
     All else is kept as it came: a replay repeats `X-Request-Id`, rate limits and `Retry-After` of the first answer,
     and its `Content-Encoding` with the same bytes, whatever encodings the retry accepts.
     """
-    return _cut(head.status, head.reason, head.headers, _DROPPED, not_kept)
+    return _cut(head.status, head.reason, head.headers, _kinds(not_kept))
 
 
-def _cut(
-    status: int, reason: bytes, headers: Headers, dropped: frozenset[bytes], not_kept: frozenset[bytes]
-) -> ReplyLines:
-    start = b"HTTP/1.1 %d %b\r\n" % (status, reason)
+@lru_cache(maxsize=64)  # one for each `not_kept` of the policies
+def _kinds(not_kept: frozenset[bytes]) -> dict[bytes, _Kind]:
+    passing: dict[bytes, _Kind] = {name: "date" if name == b"date" else "passing" for name in not_kept}
+    return _KEPT_KINDS | passing | _DROPPED_KINDS
+
+
+def _cut(status: int, reason: bytes, headers: Headers, kinds: dict[bytes, _Kind]) -> ReplyLines:
+    start = b"HTTP/1.1 %d %b" % (status, reason)
     live, kept = [start], [start]
-    request_id: bytes | None = None
-    location: bytes | None = None
-    length: bytes | None = None
+    request_id = location = length = None
     dated = False
-    for name, value in headers:
-        lower = name.lower()
-        if lower in dropped:
-            if lower == b"connection":
-                names = nominated(fields(headers))
-                if not names <= dropped:
-                    return _cut(status, reason, headers, dropped | names, not_kept)
-            elif lower == b"content-length":
-                length = value
-            continue
-        line = b"%b: %b\r\n" % (name, value)
-        live.append(line)
-        if lower in not_kept:
-            dated = dated or lower == b"date"
-            continue
-        kept.append(line)
-        if lower == b"location":
-            location = value
-        elif lower == b"x-request-id":
-            request_id = value
-    whole = b"".join(live)
-    if whole.count(b"\n") != len(live) or whole.count(b"\r") != len(live) or b"\0" in whole:
-        return _cut(status, _plain(reason), [(_plain(n), _plain(v)) for n, v in headers], dropped, not_kept)
-    return ReplyLines(whole, b"".join(kept), request_id, location, length, dated)
+    for line in headers:
+        kind = kinds.get(line[0].lower())
+        if kind is None or kind in {"location", "request_id"}:
+            text = b": ".join(line)
+            live.append(text)
+            kept.append(text)
+            if kind == "location":
+                location = line[1]
+            elif kind == "request_id":
+                request_id = line[1]
+        elif kind == "date":
+            live.append(b": ".join(line))
+            dated = True
+        elif kind == "length":
+            length = line[1]
+        elif kind == "passing":
+            live.append(b": ".join(line))
+        elif kind == "connection" and line[1] not in NOMINATES_NOTHING:
+            names = nominated({b"connection": line[1]}) - _DROPPED_KINDS.keys()
+            if any(kinds.get(name) != "dropped" for name in names):
+                return _cut(status, reason, headers, kinds | dict.fromkeys(names, "dropped"))
+    whole = b"\r\n".join(live) + b"\r\n"
+    if whole.count(_LF) != len(live) or whole.count(_CR) != len(live) or _NUL in whole:
+        return _cut(status, _plain(reason), [(_plain(name), _plain(value)) for name, value in headers], kinds)
+    return ReplyLines(whole, b"\r\n".join(kept) + b"\r\n", request_id, location, length, dated)
 
 
 def _plain(value: bytes) -> bytes:
@@ -163,17 +179,15 @@ def marks(
     in the head. `expires_unix`: when the record's retention ends. `now_unix` adds a fresh `Date`, for replays and for
     upstreams that sent none.
     """
-    lines = f"Idempotency-Status: {outcome.value}\r\n"
+    lines = _STATUS_LINES[outcome]
     if record is not None:
         lines += f"Idempotency-Record: {record}\r\n"
     if request_id is not None:
         lines += f"X-Request-Id: {request_id}\r\n"
-    if outcome is Outcome.REPLAYED:
-        lines += "Idempotent-Replayed: true\r\n"
     if expires_unix is not None:
-        lines += f"Idempotency-Expires: {http_date(expires_unix)}\r\n"
+        lines += f"Idempotency-Expires: {_http_date(int(expires_unix))}\r\n"
     if now_unix is not None:
-        lines += f"Date: {http_date(now_unix)}\r\n"
+        lines += f"Date: {_http_date(int(now_unix))}\r\n"
     return lines.encode("ascii")
 
 
@@ -190,6 +204,11 @@ def _http_date(unix: int) -> str:
 
 def timestamp(unix: float) -> str:
     """Return Unix seconds as RFC 3339 in UTC, to the second, for members of problems."""
+    return _timestamp(int(unix))
+
+
+@lru_cache(maxsize=64)  # duplicates of one request come together
+def _timestamp(unix: int) -> str:
     return dt.datetime.fromtimestamp(unix, dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 

@@ -1,12 +1,13 @@
 """A request's head: how it is looked at, what is wrong with it, and which of its lines go to the upstream.
 
-Two views that are never mixed: `fields` is what was *received*, and key, scope and fingerprint are read from it;
+Two views that are never mixed: `look` is what was *received*, and key, scope and fingerprint are read from it;
 `forward_head` is what is *sent*, where hop-by-hop lines and those that `Connection` names are gone (RFC 9110, 7.6.1).
 Framing is no header here: the upstream adapter adds `Content-Length`.
 """
 
 import re
 from collections.abc import Iterable
+from itertools import chain
 from typing import Final, Literal
 
 import msgspec
@@ -34,15 +35,20 @@ _NOT_FORWARDED: Final = HOP_BY_HOP | _REWRITTEN | {b"content-length", b"expect"}
 _ALWAYS_GUARDED: Final = frozenset({b"authorization", b"content-encoding", b"content-type", b"cookie", b"host"})
 _NOTHING: Final[frozenset[bytes]] = frozenset()
 
+_LF, _CR, _NUL = b"\n\r\0"
 _LONGEST_LENGTH: Final = 18  # digits of a Content-Length: what every reader of 64-bit integers reads alike
 
-_TARGET = re.compile(rb"[!\"$-~\x80-\xff]+")  # no control byte, no space, no "#": a fragment is never sent
-_HOST = re.compile(rb"[!$%&'()*+,;=:\[\]._~0-9A-Za-z-]*")  # uri-host [":" port], RFC 9110, section 7.2
-_REQUEST_ID = re.compile(rb"[!-~]{1,128}")
+NOMINATES_NOTHING: Final = (b"keep-alive", b"close", b"Keep-Alive", b"Close")
+"""What nearly every `Connection` line says, alone."""
+
+_is_target = re.compile(rb"[!\"$-~\x80-\xff]+").fullmatch  # no control byte, no space, no "#": a fragment is never sent
+_is_path = re.compile(rb"/[!\"$-~\x80-\xff]*").fullmatch
+_is_host = re.compile(rb"[!$%&'()*+,;=:\[\]._~0-9A-Za-z-]*").fullmatch  # uri-host [":" port], RFC 9110, section 7.2
+_is_request_id = re.compile(rb"[!-~]{1,128}").fullmatch
 
 
 RequestFault = Literal["malformed", "target", "host", "control_character", "framing", "expectation", "connection"]
-"""Why a request is refused as `request-invalid`. `malformed` is the parser's word, the others are `fault`'s."""
+"""Why a request is refused as `request-invalid`. `malformed` is the parser's word, the others are `look`'s."""
 
 
 class Peer(msgspec.Struct, frozen=True, gc=False):
@@ -54,30 +60,88 @@ class Peer(msgspec.Struct, frozen=True, gc=False):
     address: bytes
     trusted: bool
     scheme: bytes = b"http"
+    introduced: bytes = b""
+    """The lines with which it is told to the upstream where nobody has forwarded a request before it."""
+
+    def __post_init__(self) -> None:
+        """Make once what is written with every request."""
+        lines = b"X-Forwarded-For: %b\r\nX-Forwarded-Proto: %b\r\n" % (self.address or b"unknown", self.scheme)
+        msgspec.structs.force_setattr(self, "introduced", lines)
+
+
+class Look(msgspec.Struct, frozen=True, gc=False):
+    """A head as it was received. `size_bytes`: request target and header lines.
+
+    `fault` is the `reason` of `request-invalid`; None if the head is usable, and then no part of it has a line break
+    or a zero byte, `target` is in origin-form (see `origin_form`) and `host` is that of the only `Host` line.
+    `is_direct`: certainly no line speaks for an earlier hop.
+    """
+
+    seen: Fields
+    size_bytes: int
+    target: bytes
+    host: bytes
+    is_direct: bool
+    fault: RequestFault | None
 
 
 # ---- looking ----------------------------------------------------------------------------------------------------
 
 
+def look(method: bytes, target: bytes, headers: Headers, *, http11: bool = True) -> Look:
+    """Look at a request's head: what it says, how large it is, and what makes it unusable.
+
+    The parser refuses most of the faults before; what two readers could read in two ways must not depend on it.
+    """
+    seen = fields(headers)
+    once = len(seen) == len(headers)
+    everything = b"".join([*seen, *seen.values()] if once else chain.from_iterable(headers))  # type: ignore[list-item]
+    size = len(everything) + len(b": \r\n") * len(headers) + len(target)
+    host = seen.get(b"host", None if http11 else b"")
+    origin = target if _is_path(target) else origin_form(method, target)
+    fault: RequestFault | None = None
+    if origin is None:
+        fault = "target"
+    elif not isinstance(host, bytes) or not _is_host(host):
+        fault = "host"
+    elif _LF in everything or _CR in everything or _NUL in everything:
+        fault = "control_character"
+    elif not _is_framed(seen, http11=http11):
+        fault = "framing"
+    elif http11 and b"expect" in seen and not expects_continue(seen):
+        fault = "expectation"
+    host = host if isinstance(host, bytes) else b""
+    return Look(seen, size, origin or b"", host, once and everything.find(b"forwarded") < 0, fault)
+
+
 def fields(headers: Headers) -> Fields:
     """Return the received lines by lower-case name; a repeated line has the list of its values, in order."""
-    seen: Fields = {}
+    seen: Fields = {name.lower(): value for name, value in headers}
+    return seen if len(seen) == len(headers) else _with_repeated(headers)
+
+
+def _with_repeated(headers: Headers) -> Fields:
+    lists: dict[bytes, list[bytes]] = {}
     for name, value in headers:
-        lower = name.lower()
-        before = seen.get(lower)
-        if before is None:
-            seen[lower] = value
-        elif isinstance(before, list):
-            before.append(value)
-        else:
-            seen[lower] = [before, value]
-    return seen
+        lists.setdefault(name.lower(), []).append(value)
+    return {name: values if len(values) > 1 else values[0] for name, values in lists.items()}
+
+
+def _is_framed(seen: Fields, *, http11: bool) -> bool:
+    """Whether the body's length is told in one way at the most (RFC 9112, 6.3).
+
+    HTTP/1.0 knows no codings (section 6.1): what was before us saw another end.
+    """
+    length, coding = seen.get(b"content-length"), seen.get(b"transfer-encoding")
+    if coding is not None:
+        return http11 and length is None and isinstance(coding, bytes) and coding.lower() == b"chunked"
+    return length is None or (isinstance(length, bytes) and length.isdigit() and len(length) <= _LONGEST_LENGTH)
 
 
 def nominated(seen: Fields) -> frozenset[bytes]:
     """Return the names that `Connection` lists, lower-case, without its own words `close` and `keep-alive`."""
     value = seen.get(b"connection")
-    if value is None:
+    if value is None or value in NOMINATES_NOTHING:
         return _NOTHING
     whole = b",".join(value) if isinstance(value, list) else value
     names = frozenset(name.strip(b" \t") for name in whole.lower().split(b","))
@@ -93,10 +157,12 @@ def guarded(
 
 def origin_form(method: bytes, target: bytes) -> bytes | None:
     """Return the target as it is sent: absolute-form loses scheme and authority (RFC 9112, 3.2.2), the rest is kept
-    byte for byte. None for what is neither a path, nor `*`, nor an http(s) URL.
+    byte for byte. None for what is neither a path, nor `*`, nor an http(s) URL, and for bytes that no target has.
     """
-    if target.startswith(b"/"):
+    if _is_path(target):
         return target
+    if not _is_target(target):
+        return None
     if target == b"*":
         return target if method == b"OPTIONS" else None
     scheme, found, rest = target.partition(b"://")
@@ -111,31 +177,6 @@ def origin_form(method: bytes, target: bytes) -> bytes | None:
     if not path and method == b"OPTIONS":
         return b"*"
     return b"/" + path
-
-
-def fault(method: bytes, target: bytes, headers: Headers, seen: Fields, *, http11: bool = True) -> RequestFault | None:
-    """Return what makes a request's head unusable, as `reason` of `request-invalid`; None if nothing does.
-
-    The parser refuses most of it before; what two readers could read in two ways must not depend on the parser.
-    """
-    if origin_form(method, target) is None or _TARGET.fullmatch(target) is None:
-        return "target"
-    host = seen.get(b"host", b"" if not http11 else None)
-    if not isinstance(host, bytes) or _HOST.fullmatch(host) is None:
-        return "host"
-    everything = b"".join([part for line in headers for part in line])
-    if b"\n" in everything or b"\r" in everything or b"\0" in everything:
-        return "control_character"
-    length, coding = seen.get(b"content-length"), seen.get(b"transfer-encoding")
-    if length is not None and not (isinstance(length, bytes) and length.isdigit() and len(length) <= _LONGEST_LENGTH):
-        return "framing"
-    if coding is not None and not (
-        http11 and length is None and isinstance(coding, bytes) and coding.lower() == b"chunked"
-    ):
-        return "framing"  # HTTP/1.0 knows no codings (RFC 9112, section 6.1): what was before us saw another end
-    if http11 and b"expect" in seen and not expects_continue(seen):
-        return "expectation"
-    return None
 
 
 def hides(seen: Fields, guard: frozenset[bytes]) -> bool:
@@ -156,7 +197,7 @@ def expects_continue(seen: Fields) -> bool:
 def request_id(seen: Fields, peer: Peer, made: str) -> str:
     """Return the request's id: a trusted peer's `X-Request-Id` if it is usable, otherwise the one just `made`."""
     given = seen.get(b"x-request-id")
-    if peer.trusted and isinstance(given, bytes) and _REQUEST_ID.fullmatch(given) is not None:
+    if peer.trusted and isinstance(given, bytes) and _is_request_id(given) is not None:
         return given.decode("ascii")
     return made
 
@@ -166,9 +207,8 @@ def request_id(seen: Fields, peer: Peer, made: str) -> str:
 
 def forward_head(
     method: bytes,
-    target: bytes,
+    look: Look,
     headers: Headers,
-    seen: Fields,
     *,
     peer: Peer,
     request_id: str,
@@ -177,79 +217,59 @@ def forward_head(
 ) -> bytes:
     """Return request line and header lines for the upstream, each ended by CRLF, without framing or the empty line.
 
-    `target` is that of `origin_form`; the others are `forward_lines`'.
+    The lines are exactly one `Host` first, then what was received and may cross, in its order, case and bytes, then
+    those that say where the request came from. `host` replaces the received one (`host: upstream`); `strip` is the
+    lower-case name of a header that is not forwarded (`forward_key: strip`). `Expect` is dropped: the gateway has the
+    whole body or its own wait for it. `look` is at `headers`, and without a fault.
     """
-    lines = forward_lines(headers, seen, peer=peer, request_id=request_id, host=host, strip=strip)
-    return b"%b %b HTTP/1.1\r\n" % (method, target) + b"".join([b"%b: %b\r\n" % line for line in lines])
-
-
-def forward_lines(
-    headers: Headers,
-    seen: Fields,
-    *,
-    peer: Peer,
-    request_id: str,
-    host: bytes | None = None,
-    strip: bytes | None = None,
-) -> Headers:
-    """Return the header lines for the upstream: exactly one `Host` first, then what was received and may cross, in
-    its order, case and bytes, then the lines that say where the request came from.
-
-    `host` replaces the received one (`host: upstream`); `strip` is the lower-case name of a header that is not
-    forwarded (`forward_key: strip`). `Expect` is dropped: the gateway has the whole body or its own wait for it.
-    """
-    dropped = _NOT_FORWARDED
-    names = nominated(seen)
-    if names:
-        dropped |= names
-    received_host = _only(seen, b"host")
-    lines: Headers = [(b"Host", host if host is not None else received_host)]
-    for line in headers:
-        lower = line[0].lower()
-        if lower in dropped or lower == strip:
-            continue
-        if not peer.trusted and _says_where_from(lower):
-            continue
-        lines.append(line)
-    _add_origin(lines, seen, peer, received_host)
-    lines.append((b"X-Request-Id", request_id.encode("ascii")))
-    return lines
+    dropped, origin = _NOT_FORWARDED, peer.introduced
+    if b"connection" in look.seen:
+        dropped |= nominated(look.seen)
+    if strip is not None:
+        dropped |= {strip}
+    if look.host:
+        origin = b"%bX-Forwarded-Host: %b\r\n" % (origin, look.host)
+    if not look.is_direct:
+        origin = _origin(look, peer, origin)
+        if not peer.trusted:
+            dropped |= {name for name in look.seen if _says_where_from(name)}
+    return b"\r\n".join(
+        [
+            b"%b %b HTTP/1.1\r\nHost: %b" % (method, look.target, look.host if host is None else host),
+            *[b": ".join(line) for line in headers if line[0].lower() not in dropped],
+            b"%bX-Request-Id: %b\r\n" % (origin, request_id.encode("ascii")),
+        ]
+    )
 
 
 def _says_where_from(lower: bytes) -> bool:
     """Whether a line speaks for an earlier hop. `_` counts as `-`: CGI and WSGI services cannot tell them apart."""
-    if b"_" in lower:
-        lower = lower.replace(b"_", b"-")
+    lower = lower.replace(b"_", b"-")
     return lower.startswith(b"x-forwarded-") or lower == b"forwarded"
 
 
-def _add_origin(lines: Headers, seen: Fields, peer: Peer, host: bytes) -> None:
-    """Append `X-Forwarded-*` and `Forwarded` (RFC 7239): continued for a trusted peer, begun anew for others.
+def _origin(look: Look, peer: Peer, begun: bytes) -> bytes:
+    """Return `X-Forwarded-*` and `Forwarded` (RFC 7239): continued for a trusted peer, `begun` anew for others.
 
     `Forwarded` is written only where the request brought one. A trusted proxy that speaks only `Forwarded` gets no
     `X-Forwarded-For` beside it: a service that prefers that one would take the proxy for the client.
     """
-    address = peer.address or b"unknown"
-    before = _all(seen, b"x-forwarded-for") if peer.trusted else []
-    elements = _all(seen, b"forwarded")
-    if before or not elements or not peer.trusted:
-        lines.append((b"X-Forwarded-For", b", ".join([*before, address])))
-        if not peer.trusted or b"x-forwarded-proto" not in seen:
-            lines.append((b"X-Forwarded-Proto", peer.scheme))
-        if host and (not peer.trusted or b"x-forwarded-host" not in seen):
-            lines.append((b"X-Forwarded-Host", host))
+    seen, host, address = look.seen, look.host, peer.address or b"unknown"
+    before, elements = _all(seen, b"x-forwarded-for"), _all(seen, b"forwarded")
+    lines = begun
+    if peer.trusted:
+        lines = b""
+        if before or not elements:
+            lines += b"X-Forwarded-For: %b\r\n" % b", ".join([*before, address])
+            if b"x-forwarded-proto" not in seen:
+                lines += b"X-Forwarded-Proto: %b\r\n" % peer.scheme
+            if host and b"x-forwarded-host" not in seen:
+                lines += b"X-Forwarded-Host: %b\r\n" % host
     if elements:
         node = b'"[%b]"' % address if b":" in address else address
-        element = b"for=%b;proto=%b" % (node, peer.scheme)
-        if host:
-            element += b';host="%b"' % host
-        lines.append((b"Forwarded", b", ".join([*elements, element] if peer.trusted else [element])))
-
-
-def _only(seen: Fields, name: bytes) -> bytes:
-    """The value of a line; the first one of a repeated line, which `fault` has refused where it matters."""
-    value = seen.get(name, b"")
-    return value[0] if isinstance(value, list) else value
+        element = b"for=%b;proto=%b" % (node, peer.scheme) + (b';host="%b"' % host if host else b"")
+        lines += b"Forwarded: %b\r\n" % b", ".join([*elements, element] if peer.trusted else [element])
+    return lines
 
 
 def _all(seen: Fields, name: bytes) -> list[bytes]:
@@ -261,15 +281,16 @@ def _all(seen: Fields, name: bytes) -> list[bytes]:
 
 __all__ = [
     "HOP_BY_HOP",
+    "NOMINATES_NOTHING",
+    "Look",
     "Peer",
     "RequestFault",
     "expects_continue",
-    "fault",
     "fields",
     "forward_head",
-    "forward_lines",
     "guarded",
     "hides",
+    "look",
     "nominated",
     "origin_form",
     "request_id",
