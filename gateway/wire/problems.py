@@ -5,6 +5,7 @@ hosts, routes, keys or bodies is nothing.
 """
 
 import enum
+from functools import lru_cache
 from typing import Final
 
 import msgspec
@@ -325,9 +326,26 @@ def problem(
         timed_out = code == "outcome-unknown" and isinstance(cause, str) and cause.endswith("_timeout")
         status = 504 if timed_out else 417 if members.get("reason") == "expectation" else rule.status
     blocked = blocked and rule.blocked_detail is not None
-    following = Next.CHECK_OUTCOME if blocked else rule.next
     wait = None if blocked else rule.retry_after if retry_after is None else retry_after
     reason = str(members.get("reason", ""))
+    first_lines, last_lines, begun = _common(code, type_base, status, wait, reason, blocked=blocked)
+    content = {name: value for name, value in members.items() if value is not None}
+    if record is not None:
+        content["record"] = record
+    content["request_id"] = request_id
+    head = first_lines + marks(rule.outcome, record=record, request_id=request_id) + last_lines
+    if rule.transport and cause:
+        head += f"Proxy-Status: idempotency-gateway; error={cause}\r\n".encode("ascii")
+    return Problem(code, status, rule.outcome, head, begun + _encode(content)[1:], rule.closes)
+
+
+@lru_cache(maxsize=256)  # many waits, few of all else
+def _common(
+    code: str, type_base: str, status: int, wait: int | None, reason: str, *, blocked: bool
+) -> tuple[bytes, bytes, bytes]:
+    """What does not depend on the request: the lines before our marks and behind them, and the first members."""
+    rule = RULES[code]
+    following = Next.CHECK_OUTCOME if blocked else rule.next
     detail = rule.blocked_detail if blocked and rule.blocked_detail is not None else rule.detail
     content: dict[str, object] = {
         "type": type_base + code,
@@ -340,23 +358,13 @@ def problem(
     }
     if wait is not None:
         content["retry_after"] = wait
-    content.update((name, value) for name, value in members.items() if value is not None)
-    if record is not None:
-        content["record"] = record
-    content["request_id"] = request_id
-    head = b"".join(
-        (
-            b"HTTP/1.1 %d %b\r\n" % (status, _PHRASES.get(status, "").encode("ascii")),
-            b"Content-Type: application/problem+json\r\nCache-Control: no-store\r\n",
-            marks(rule.outcome, record=record, request_id=request_id),
-            b"Retry-After: %d\r\n" % wait if wait is not None else b"",
-            b"X-Should-Retry: true\r\n" if following is Next.RETRY_SAME_KEY else b"X-Should-Retry: false\r\n",
-            f"Proxy-Status: idempotency-gateway; error={cause}\r\n".encode("ascii")
-            if rule.transport and cause
-            else b"",
-        )
+    first_lines = (
+        f"HTTP/1.1 {status} {_PHRASES.get(status, '')}\r\n"
+        "Content-Type: application/problem+json\r\nCache-Control: no-store\r\n"
     )
-    return Problem(code, status, rule.outcome, head, _encode(content), rule.closes)
+    last_lines = "" if wait is None else f"Retry-After: {wait}\r\n"
+    last_lines += f"X-Should-Retry: {'true' if following is Next.RETRY_SAME_KEY else 'false'}\r\n"
+    return first_lines.encode("ascii"), last_lines.encode("ascii"), _encode(content)[:-1] + b","
 
 
 def _when(seconds: int | None) -> str:
