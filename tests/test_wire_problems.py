@@ -117,7 +117,9 @@ def test_a_bad_key_is_explained_without_being_shown(reason):
     assert f"* `{reason}`" in SECTIONS["key-invalid"]
 
 
-@pytest.mark.parametrize("reason", ["malformed", "target", "host", "control_character", "framing", "expectation", "connection"])
+@pytest.mark.parametrize(
+    "reason", ["malformed", "target", "host", "control_character", "framing", "expectation", "connection"]
+)
 def test_an_invalid_request_is_explained(reason):
     body = json.loads(wire.problem("request-invalid", type_base=BASE, request_id="1", reason=reason).body)
     assert re.search(r"is not valid\. It[s ]|is not valid\. One ", body["detail"])
