@@ -131,6 +131,7 @@ async def test_c20_d_a_route_that_goes_on_is_marked_counted_told_and_adopted(
     assert code(await one.ask(post("/forward", key))) == "outstanding"  # what is known here still counts
     assert service.executions[key] == 1
     await again(postgres, one, two)
+    await one.until_metric("completions_pending", lambda count: count == 0)  # until then the other knows nothing
     kept = await two.settled(post("/forward", key))
     assert replayed(kept)
     assert service.executions[key] == 1
@@ -170,19 +171,19 @@ async def test_a_stop_without_the_store_ends_in_time_and_the_record_is_not_lost(
 ) -> None:
     answered = asyncio.Event()
     service.plans[key] = [then(wait_for(answered), reply(201, b"made"))]
-    first = asking(one, post("/again", key))
+    first = asking(one, post("/slow", key))
     await service.begun(key)
-    await stopped(postgres)
+    await stopped(postgres, signal.SIGQUIT)
     answered.set()
     assert (await first).status == 201
     began = time.monotonic()
     assert await one.stop() == 0
     assert time.monotonic() - began < SHUTDOWN_SECONDS + 1.5
     await again(postgres, two)
-    at_once = await two.ask(post("/again", key))
+    at_once = await two.ask(post("/slow", key))
     assert at_once.status == 409  # nobody could write that it ended: as after a crash
     assert service.executions[key] == 1
-    assert (await two.settled(post("/again", key))).status == 201
+    assert (await two.settled(post("/slow", key))).status == 201
 
 
 async def test_a_database_restart_while_a_request_runs_gives_its_lease_to_nobody(
