@@ -8,6 +8,7 @@ gateways know, and draws fresh keys.
 import asyncio
 import contextlib
 import secrets
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Self
@@ -17,7 +18,7 @@ import pytest
 
 from gateway.store.migrate import migrate
 from tests.support import RawAnswer, RawClient, RawUpstream, request
-from tests.support.processes import Gateway, free_port
+from tests.support.processes import Gateway
 from tests.support.raw_upstream import Script
 
 ROUTES = """
@@ -142,15 +143,26 @@ def cases_schema(dsn: str) -> Iterator[str]:
     yield from new_schema(dsn)
 
 
-@pytest.fixture(scope="session")
-def upstream_port() -> int:
-    return free_port()
+@contextlib.contextmanager
+def reserved_port() -> Iterator[int]:
+    """A port on which nobody listens now, and that no other process is given before one of ours listens on it."""
+    with socket.socket() as placeholder:
+        placeholder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a listener with the same option may join
+        placeholder.bind(("127.0.0.1", 0))
+        yield placeholder.getsockname()[1]
 
 
 @pytest.fixture(scope="session")
-def plain_port() -> int:
+def upstream_port() -> Iterator[int]:
+    with reserved_port() as port:
+        yield port
+
+
+@pytest.fixture(scope="session")
+def plain_port() -> Iterator[int]:
     """Where the upstream listens that has no protected routes."""
-    return free_port()
+    with reserved_port() as port:
+        yield port
 
 
 @pytest.fixture(scope="session")

@@ -96,7 +96,7 @@ async def test_bodies_without_their_end_do_not_fill_the_memory(gate: Gate, upstr
     up = await upstream(reply(201))
     before = gate.forget_peak()
     async with contextlib.AsyncExitStack() as stack:
-        clients = [await stack.enter_async_context(gate.client()) for _ in range(150)]
+        clients = [await stack.enter_async_context(gate.client()) for _ in range(300)]
         for number, client in enumerate(clients):
             with contextlib.suppress(ConnectionError):
                 await client.send(post(key=f"{key}-{number}", body=b"x" * 1_000_000)[:-1])
@@ -104,7 +104,7 @@ async def test_bodies_without_their_end_do_not_fill_the_memory(gate: Gate, upstr
         assert not up.requests
         codes = {code(answer) for answer in answers}
         assert codes == {"over-capacity", "request-timeout"}, "limits.buffer_memory is 64 MiB"
-        assert gate.memory("VmHWM") - before < 100 * MIB
+        assert gate.memory("VmHWM") - before < 170 * MIB, "with what is read ahead on each connection"
     assert (await gate.ask(post(key=key))).status == 201
 
 
@@ -297,11 +297,11 @@ async def test_random_bytes_neither_double_nor_smuggle_nor_hang(gate: Gate, upst
 
     for batch in range(0, 300, 30):
         await asyncio.gather(*(one(number) for number in range(batch, batch + 30)))
-    ran = {asked.key for asked in up.requests}
-    assert len(ran) == len(up.requests) > 20, "each of them once"
-    assert all(asked.complete for asked in up.requests)
-    assert all(len(asked.values("Content-Length")) == 1 for asked in up.requests)
-    assert not any(asked.values("Transfer-Encoding") for asked in up.requests)
+    ran = [asked for asked in up.requests if (asked.method, asked.path) == ("POST", "/orders")]
+    assert len({asked.key for asked in ran} - {""}) == len(ran) > 20, "each of them once"
+    assert all(asked.complete for asked in ran)
+    assert all(len(asked.values("Content-Length")) <= 1 for asked in up.requests)
+    assert not any(asked.values("Transfer-Encoding") and asked.values("Content-Length") for asked in up.requests)
 
 
 # ---- hanging ----------------------------------------------------------------------------------------------------
