@@ -5,7 +5,6 @@ credential: an `Authorization` part is known by its digest.
 """
 
 import hashlib
-import struct
 from collections.abc import Iterable
 from typing import Final, Literal
 
@@ -34,11 +33,11 @@ class Identifier:
     """Tells whose key a request of one route has. What its requests have in common is prepared once.
 
     A record's id is SHA-256 over what is fixed for the route (the digest of recipe, service, operation and the sorted
-    names of the scope's parts) and what a request says (their values and the key). The lengths of all texts, in
-    characters, stand before them, so that no separator that a caller can write makes two identities meet.
+    names of the scope's parts) and what a request says (their values and the key), each with its length before
+    it, so that no separator that a caller can write makes two identities meet.
     """
 
-    __slots__ = ("_key", "_lengths", "_operation", "_parts", "_prefix", "_readable", "_service")
+    __slots__ = ("_key", "_operation", "_parts", "_prefix", "_readable", "_service")
 
     def __init__(self, scope: Iterable[ScopePart], key: KeySource, *, service: str, operation: str) -> None:
         self._key = key
@@ -47,10 +46,8 @@ class Identifier:
         parts = sorted(scope, key=lambda part: part.name)
         self._parts = tuple(parts)
         self._readable = ",".join([part.name.replace("%", "%%") + "=%s" for part in parts])
-        self._lengths = struct.Struct(f">{len(parts) + 1}I").pack
         fixed = (RECIPE, service, operation, *[part.name for part in parts])
-        lengths = struct.pack(f">{len(fixed)}I", *map(len, fixed))
-        self._prefix = hashlib.sha256(lengths + "".join(fixed).encode()).digest()
+        self._prefix = hashlib.sha256(_each_with_its_length(fixed)).digest()
 
     def identify(self, seen: Fields, *, peer_trusted: bool) -> Identity | Refusal:
         """Return whose key this is, or why that cannot be told. The key is looked at first, then the scope by name.
@@ -76,9 +73,7 @@ class Identifier:
 
     def record_id(self, values: list[str], key: str) -> bytes:
         """Return the id of the record of `key`; `values` are those of the scope's parts, sorted by their names."""
-        texts = [*values, key]
-        said = self._lengths(*map(len, texts)) + "".join(texts).encode()
-        return hashlib.sha256(self._prefix + said).digest()
+        return hashlib.sha256(self._prefix + _each_with_its_length((*values, key))).digest()
 
     def readable(self, values: list[str]) -> str:
         """Return the scope for people: `customer=C-4711,tenant=x`, with `%` and `,` in values escaped."""
@@ -86,6 +81,14 @@ class Identifier:
         if "%" in together or "," in together:
             values = [whose.replace("%", "%25").replace(",", "%2C") for whose in values]
         return self._readable % tuple(values)
+
+
+def _each_with_its_length(texts: tuple[str, ...]) -> bytes:
+    said = b""
+    for text in texts:
+        data = text.encode()
+        said += len(data).to_bytes(4, "big") + data
+    return said
 
 
 def read_key(value: bytes, max_length: int) -> tuple[str, KeyFault | None]:

@@ -7,7 +7,6 @@ Framing is no header here: the upstream adapter adds `Content-Length`.
 
 import re
 from collections.abc import Iterable
-from itertools import chain
 from typing import Final, Literal
 
 import msgspec
@@ -93,9 +92,15 @@ def look(method: bytes, target: bytes, headers: Headers, *, http11: bool = True)
 
     The parser refuses most of the faults before; what two readers could read in two ways must not depend on it.
     """
-    seen = fields(headers)
-    once = len(seen) == len(headers)
-    everything = b"".join([*seen, *seen.values()] if once else chain.from_iterable(headers))  # type: ignore[list-item]
+    seen: Fields = {}
+    parts: list[bytes] = []
+    for name, value in headers:
+        lower = name.lower()
+        seen[lower] = value
+        parts += (lower, value)
+    if len(seen) < len(headers):
+        seen = _with_repeated(headers)
+    everything = b"".join(parts)
     size = len(everything) + len(b": \r\n") * len(headers) + len(target)
     host = seen.get(b"host", None if http11 else b"")
     origin = target if _is_path(target) else origin_form(method, target)
@@ -111,7 +116,7 @@ def look(method: bytes, target: bytes, headers: Headers, *, http11: bool = True)
     elif http11 and b"expect" in seen and not expects_continue(seen):
         fault = "expectation"
     host = host if isinstance(host, bytes) else b""
-    return Look(seen, size, origin or b"", host, once and everything.find(b"forwarded") < 0, fault)
+    return Look(seen, size, origin or b"", host, everything.find(b"forwarded") < 0, fault)
 
 
 def fields(headers: Headers) -> Fields:
