@@ -424,15 +424,28 @@ class Exchange:
             outcome = Outcome.RELEASED
         else:
             outcome = Outcome.IN_DOUBT
+        record = call.identity.record
         marks = wire.marks(
             outcome,
-            record=call.identity.record,
+            record=record,
             request_id=None if lines.request_id is not None else call.request_id,
             expires_unix=expires_unix,
             now_unix=None if lines.dated else context.wall_clock(),
         )
-        answer = Answer(outcome, status, lines.live + marks, body, self._stream, lines.length, reason)
-        return self._with_facts(answer)
+        return Answer(
+            outcome=outcome,
+            status=status,
+            head=lines.live + marks,
+            body=body,
+            stream=self._stream,
+            length=lines.length,
+            reason=reason,
+            record=record,
+            attempt=self.attempt,
+            took_over=self.took_over.word if self.took_over is not None else "",
+            sent=True,
+            upstream_seconds=self._upstream_seconds,
+        )
 
     def _failed(self, outcome: Outcome, code: str, **members: Any) -> Answer:
         return self._with_facts(self._context.problem(self.call, outcome, code, **members))
