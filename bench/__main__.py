@@ -68,7 +68,7 @@ def main() -> int:
         up = stack.enter_context(servers.running(folder, dsn, server_core, rest))
         results: dict[Scenario, list[report.Round]] = {one: [] for one in scenarios}
         for one in scenarios:
-            measure(one, up, 1, rest)  # warm up: connections, plans, caches
+            measure(one, up, 3, rest)  # warm up: connections, plans, caches, the interpreter's own specialisation
         for number in range(given.rounds):
             for one in scenarios:
                 print(f"\rround {number + 1} of {given.rounds}: {one.name:<30}", end="", file=sys.stderr, flush=True)
