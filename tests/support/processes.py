@@ -1,7 +1,9 @@
 """Gateways and ledgers as real processes, for tests."""
 
 import asyncio
+import contextlib
 import json
+import random
 import secrets
 import signal
 import socket
@@ -40,11 +42,14 @@ ROUTES = """
 
 
 def free_port() -> int:
-    """Return a port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """Return a port that nobody listens on, below those that the kernel gives to outgoing connections: a process that
+    is killed and started again must find it free.
+    """
+    while True:
+        port = random.randint(15_000, 32_000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 class Gateway:

@@ -1,7 +1,7 @@
 """Gateways with short leases and deadlines in front of a service that does, for each key, what a test tells it.
 
-Each module that imports the fixtures has two replicas of its own on one schema. They are killed, stopped and started
-again; what they must never do (a 500 of their own, a fault in the log, something left held) is asserted for all.
+The gateways are killed, stopped and started again; what they must never do (a 500 of their own, a fault in the log,
+something left held) is asserted for all.
 """
 
 import asyncio
@@ -9,16 +9,14 @@ import contextlib
 import json
 import secrets
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import asyncpg
-import pytest
 
-from gateway.store import migrate
 from tests.support import RawAnswer, RawClient, RawUpstream, Turn, reply, request
-from tests.support.processes import Gateway, Ledger, free_port
+from tests.support.processes import Gateway, Ledger
 from tests.support.raw_upstream import Action
 
 ROUTES = """
@@ -33,9 +31,9 @@ large: {match: POST /large, max_response_body: 8MiB, upstream_timeout: 10s, effe
 nowhere: {match: POST nowhere.test/again}
 transfers: {match: POST ledger.test/transfers}
 transfers-block: {match: POST ledger-block.test/transfers, on_in_doubt: block}
-transfers-slow: {match: POST ledger-slow.test/transfers, upstream_timeout: 2s, effect_deadline: 3s}
+transfers-slow: {match: POST ledger-slow.test/transfers, upstream_timeout: 1500ms, effect_deadline: 2s}
 transfers-slow-block:
-  {match: POST ledger-slow-block.test/transfers, upstream_timeout: 2s, effect_deadline: 3s, on_in_doubt: block}
+  {match: POST ledger-slow-block.test/transfers, upstream_timeout: 1500ms, effect_deadline: 2s, on_in_doubt: block}
 slow: {match: POST /slow, upstream_timeout: 2s, effect_deadline: 2s}
 narrow: {match: POST narrow.test/again}
 """
@@ -44,6 +42,7 @@ lease_ttl: 1s
 upstream_timeout: 1s
 effect_deadline: 1s
 """
+HELD = {f"idempotency_gateway_{name}" for name in ("in_flight", "leases_held", "buffer_bytes", "completions_pending")}
 LEASE_SECONDS = 1.0
 EFFECT_SECONDS = 1.0
 SHUTDOWN_SECONDS = 2
@@ -100,8 +99,12 @@ class Gate(Gateway):
 
     async def at_rest(self) -> None:
         """Wait until it holds nothing: no exchange, no lease, no body, nothing that the store still has to hear."""
-        for name in ("in_flight", "leases_held", "buffer_bytes", "completions_pending"):
-            await self.until_metric(name, lambda value: value == 0)
+        async with asyncio.timeout(10):
+            while held := [
+                series for series, value in (await self.metrics()).items() if value and series.partition("{")[0] in HELD
+            ]:
+                await asyncio.sleep(0.02)
+        assert held == []
 
     def all_lines(self, event: str) -> list[dict[str, Any]]:
         """Return one event's lines of all its lives."""
@@ -236,78 +239,6 @@ def clean(gate: Gate) -> None:
         assert "Traceback" not in log.read_text(), log.read_text()
 
 
-@pytest.fixture(scope="module")
-def service_port() -> int:
-    return free_port()
-
-
-@pytest.fixture(scope="module")
-def ledger_port() -> int:
-    return free_port()
-
-
-@pytest.fixture(scope="module")
-def protocol_schema(dsn: str) -> Iterator[str]:
-    name = "p_" + secrets.token_hex(6)
-    yield name
-    asyncio.run(drop_schema(dsn, name))
-
-
-@pytest.fixture(scope="module")
-def started(
-    dsn: str, protocol_schema: str, service_port: int, ledger_port: int, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[list[Gate]]:
-    folder = tmp_path_factory.mktemp("protocol")
-    gates = [
-        make_gate(folder, dsn, protocol_schema, port=service_port, ledger_port=ledger_port) for _ in ("one", "two")
-    ]
-
-    async def start() -> None:
-        await migrate(dsn, protocol_schema)
-        await asyncio.gather(*(gate.start() for gate in gates))
-
-    async def stop() -> list[int]:
-        return await asyncio.gather(*(gate.stop() for gate in gates))
-
-    asyncio.run(start())
-    yield gates
-    assert asyncio.run(stop()) == [0] * len(gates)
-    for gate in gates:
-        clean(gate)
-
-
-@pytest.fixture
-async def gates(started: list[Gate]) -> AsyncIterator[list[Gate]]:
-    """The two replicas; what a test killed is running again."""
-    for gate in started:
-        if not gate.alive:
-            await gate.start()
-    yield started
-    for gate in started:
-        if gate.alive:
-            await gate.at_rest()
-
-
-@pytest.fixture
-def one(gates: list[Gate]) -> Gate:
-    return gates[0]
-
-
-@pytest.fixture
-def two(gates: list[Gate]) -> Gate:
-    return gates[1]
-
-
-@pytest.fixture
-async def service(service_port: int) -> AsyncIterator[Service]:
-    """The service behind the gateways; no key is ever executed twice at once."""
-    service = Service()
-    service.up.port = service_port
-    async with service.up:
-        yield service
-    assert service.overlapped == set()
-
-
 class Rows:
     """The ledger's table."""
 
@@ -337,38 +268,6 @@ class Rows:
         child = self.ledger.child
         if child is None or child.process.poll() is not None:
             await self.ledger.start()
-
-
-@pytest.fixture(scope="module")
-def ledger_process(
-    dsn: str, ledger_port: int, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[tuple[Ledger, str]]:
-    schema = "l_" + secrets.token_hex(6)
-    ledger = Ledger(tmp_path_factory.mktemp("ledger"), dsn, schema, port=ledger_port)
-    asyncio.run(ledger.start())
-    yield ledger, schema
-    asyncio.run(ledger.stop())
-    asyncio.run(drop_schema(dsn, schema))
-
-
-@pytest.fixture
-async def rows(dsn: str, ledger_process: tuple[Ledger, str]) -> Rows:
-    ledger, schema = ledger_process
-    rows = Rows(ledger, dsn, schema)
-    await rows.running_again()
-    return rows
-
-
-@pytest.fixture
-async def asking() -> AsyncIterator[Asking]:
-    asking = Asking()
-    yield asking
-    await asking.ended()
-
-
-@pytest.fixture
-def key() -> str:
-    return secrets.token_hex(12)
 
 
 async def together(data: bytes, gates: list[Gate], count: int) -> list[RawAnswer]:

@@ -18,16 +18,14 @@ from typing import Any
 import asyncpg
 import pytest
 
+from tests.cases.protocol.stage import Gate, code, member, replayed
 from tests.store.relay import Relay
 from tests.support import RawAnswer, RawClient, RawUpstream, Turn, chunked, reply, request, reset
 from tests.support.postgres import OwnPostgres
 
-from .outage_fixtures import SCHEMA, again, gates, postgres, relay, relay_port, started, stopped, until_up
-from .protocol_fixtures import Gate, code, ledger_port, member, replayed, service_port
+from .conftest import SCHEMA, again, stopped, until_up
 
-__all__ = ["gates", "ledger_port", "postgres", "relay", "relay_port", "service_port", "started"]
-
-SECONDS = float(os.environ.get("GATEWAY_TEST_CHAOS_SECONDS", "8"))
+SECONDS = float(os.environ.get("GATEWAY_TEST_CHAOS_SECONDS", "4"))
 SEED = int(os.environ.get("GATEWAY_TEST_CHAOS_SEED", "0")) or secrets.randbits(30)
 CLIENTS = 10
 

@@ -10,41 +10,7 @@ import pytest
 
 from tests.support import RawAnswer, Turn, reply, then
 
-from .protocol_fixtures import (
-    Gate,
-    Rows,
-    Service,
-    code,
-    gates,
-    key,
-    ledger_port,
-    ledger_process,
-    one,
-    post,
-    protocol_schema,
-    replayed,
-    rows,
-    service,
-    service_port,
-    started,
-    together,
-    transfer,
-    two,
-)
-
-__all__ = [
-    "gates",
-    "key",
-    "ledger_port",
-    "ledger_process",
-    "one",
-    "protocol_schema",
-    "rows",
-    "service",
-    "service_port",
-    "started",
-    "two",
-]
+from .stage import Gate, Rows, Service, code, post, replayed, together, transfer
 
 ROUNDS = int(os.environ.get("GATEWAY_TEST_ROUNDS", "40"))
 AT_ONCE = 50

@@ -1,4 +1,4 @@
-"""A PostgreSQL of a module's own that tests stop, kill and cut off, with two replicas on it.
+"""A PostgreSQL of our own that tests stop, kill and cut off, with two replicas on it.
 
 Gateway `one` reaches it through a relay, `two` by its socket.
 """
@@ -12,17 +12,16 @@ from pathlib import Path
 import pytest
 
 from gateway.store import migrate
+from tests.cases.protocol.stage import Gate, clean, make_gate
 from tests.store.relay import Relay
 from tests.support.postgres import OwnPostgres
 from tests.support.processes import free_port
-
-from .protocol_fixtures import Gate, clean, make_gate
 
 STORE_SECONDS = 1.0
 SCHEMA = "outage"
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def postgres() -> Iterator[OwnPostgres]:
     # Not below pytest's own folder: another run of pytest closes that to PostgreSQL's user while this one goes on.
     with tempfile.TemporaryDirectory() as folder:
@@ -31,12 +30,12 @@ def postgres() -> Iterator[OwnPostgres]:
         postgres.close()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def relay_port() -> int:
     return free_port()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def started(
     postgres: OwnPostgres,
     relay_port: int,

@@ -8,59 +8,24 @@ import time
 
 import aiohttp
 import asyncpg
-import pytest
 
 from gateway.store.upkeep import open_partitions
-from tests.store.relay import Relay
-from tests.support import RawAnswer, reply, then, wait_for
-from tests.support.postgres import OwnPostgres
-
-from .outage_fixtures import (
-    SCHEMA,
-    STORE_SECONDS,
-    again,
-    gates,
-    postgres,
-    relay,
-    relay_port,
-    started,
-    stopped,
-    until_down,
-    until_up,
-)
-from .protocol_fixtures import (
+from tests.cases.protocol.stage import (
     LEASE_SECONDS,
     SHUTDOWN_SECONDS,
     Asking,
     Gate,
     Service,
-    asking,
     code,
-    key,
-    ledger_port,
     member,
-    one,
     post,
     replayed,
-    service,
-    service_port,
-    two,
 )
+from tests.store.relay import Relay
+from tests.support import RawAnswer, reply, then, wait_for
+from tests.support.postgres import OwnPostgres
 
-__all__ = [
-    "asking",
-    "gates",
-    "key",
-    "ledger_port",
-    "one",
-    "postgres",
-    "relay",
-    "relay_port",
-    "service",
-    "service_port",
-    "started",
-    "two",
-]
+from .conftest import SCHEMA, STORE_SECONDS, again, stopped, until_down, until_up
 
 
 def refused(answer: RawAnswer) -> None:
@@ -73,11 +38,10 @@ def refused(answer: RawAnswer) -> None:
 # ---- C20, C43: the store is down -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGQUIT])
 async def test_c20_a_without_the_store_nothing_is_sent(
-    one: Gate, two: Gate, service: Service, postgres: OwnPostgres, key: str, *, how: signal.Signals
+    one: Gate, two: Gate, service: Service, postgres: OwnPostgres, key: str
 ) -> None:
-    await stopped(postgres, how)
+    await stopped(postgres)
     for number in range(4):
         began = time.monotonic()
         refused(await (one, two)[number % 2].ask(post("/again", key)))
@@ -321,16 +285,15 @@ async def test_c48_b_ended_sessions_are_replaced_and_no_answer_is_a_500(
         assert (await gates[0].settled(post("/again", each))).status == 201
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGQUIT])
 async def test_c48_c_after_a_restart_under_load_every_key_ran_once_and_has_its_reply(
-    gates: list[Gate], service: Service, postgres: OwnPostgres, key: str, how: signal.Signals
+    gates: list[Gate], service: Service, postgres: OwnPostgres, key: str
 ) -> None:
     enough = asyncio.Event()
     running = asyncio.create_task(load(gates, service, key, enough))
     async with asyncio.timeout(10):
         while service.executions.total() < 20:
             await asyncio.sleep(0.01)
-    await stopped(postgres, how)
+    await stopped(postgres, signal.SIGQUIT)
     await again(postgres, *gates)
     enough.set()
     for each, answer in await running:

@@ -9,7 +9,7 @@ import pytest
 from tests.support import RawClient, RawUpstream, early, hang, reply, reset, then, wait_for
 from tests.support.raw_upstream import close
 
-from .protocol_fixtures import (
+from .stage import (
     EFFECT_SECONDS,
     LEASE_SECONDS,
     SHUTDOWN_SECONDS,
@@ -17,40 +17,12 @@ from .protocol_fixtures import (
     Gate,
     Rows,
     Service,
-    asking,
     code,
-    gates,
-    key,
-    ledger_port,
-    ledger_process,
     member,
-    one,
     post,
-    protocol_schema,
     replayed,
-    rows,
-    service,
-    service_port,
-    started,
     transfer,
-    two,
 )
-
-__all__ = [
-    "asking",
-    "gates",
-    "key",
-    "ledger_port",
-    "ledger_process",
-    "one",
-    "protocol_schema",
-    "rows",
-    "service",
-    "service_port",
-    "started",
-    "two",
-]
-
 
 # ---- C01: a crash ------------------------------------------------------------------------------------------------
 
@@ -124,7 +96,7 @@ async def test_c02_a_a_slow_request_never_loses_its_lease(
     service.plans[key] = [then(wait_for(answered), reply(201, b"first"))]
     first = asking(one, post("/patient", key))
     await service.begun(key)
-    await asyncio.sleep(2.5 * LEASE_SECONDS)
+    await asyncio.sleep(1.6 * LEASE_SECONDS)
     for gate in (one, two):
         meanwhile = await gate.ask(post("/patient", key))
         assert (meanwhile.status, code(meanwhile)) == (409, "outstanding")
@@ -513,7 +485,7 @@ async def test_a_gateway_killed_while_the_ledger_works_lets_nothing_overlap(
     one: Gate, two: Gate, rows: Rows, key: str, asking: Asking, *, host: str
 ) -> None:
     """The ledger commits after the lease ran out and before the effect deadline."""
-    asking(one, transfer(key, fault="sleep-before=2s", host=host))
+    asking(one, transfer(key, fault="sleep-before=1500ms", host=host))
     await one.until_metric('upstream_connections{state="active"', lambda active: active == 1)
     await one.kill()
     while await rows.count(key) == 0:
@@ -524,7 +496,7 @@ async def test_a_gateway_killed_while_the_ledger_works_lets_nothing_overlap(
         assert (await two.settled(transfer(key, host=host))).status == 201
         assert await rows.count(key) == 2
         return
-    await asyncio.sleep(2.5)  # the effect deadline is 3 s after the lease's end, and that was before the commit
+    await asyncio.sleep(1.6)  # the effect deadline is 2 s after the lease's end, and that was before the commit
     again = await two.ask(transfer(key, host=host))
     assert (again.status, code(again), again.value("Retry-After")) == (409, "in-doubt", None)
     assert await rows.count(key) == 1

@@ -11,54 +11,12 @@ import asyncpg
 import pytest
 
 from gateway.store import migrate
+from tests.cases.protocol.stage import LEASE_SECONDS, Asking, Gate, Service, code, member, post, replayed
 from tests.store.relay import Relay
 from tests.support import RawClient, endless, hang, reply, reset, then, wait_for
 from tests.support.postgres import OwnPostgres
 
-from .outage_fixtures import (
-    SCHEMA,
-    STORE_SECONDS,
-    again,
-    gates,
-    postgres,
-    relay,
-    relay_port,
-    started,
-    stopped,
-    until_up,
-)
-from .protocol_fixtures import (
-    LEASE_SECONDS,
-    Asking,
-    Gate,
-    Service,
-    asking,
-    code,
-    key,
-    ledger_port,
-    member,
-    one,
-    post,
-    replayed,
-    service,
-    service_port,
-    two,
-)
-
-__all__ = [
-    "asking",
-    "gates",
-    "key",
-    "ledger_port",
-    "one",
-    "postgres",
-    "relay",
-    "relay_port",
-    "service",
-    "service_port",
-    "started",
-    "two",
-]
+from .conftest import SCHEMA, STORE_SECONDS, again, stopped, until_up
 
 
 async def test_a_crash_in_the_middle_of_a_stream_does_not_run_it_again(
@@ -215,12 +173,12 @@ async def test_of_many_leases_of_a_gateway_that_ends_none_blocks_for_longer_than
     keys = [f"{key}-{number}" for number in range(30)]
     for each in keys:
         service.plans[each] = [hang()]
-        asking(one, post("/slow", each))
+        asking(one, post("/again", each))
     for each in keys:
         await service.begun(each)
     one.signal(how)
     await one.ended()
-    answers = await asyncio.gather(*(two.settled(post("/slow", each)) for each in keys))
+    answers = await asyncio.gather(*(two.settled(post("/again", each)) for each in keys))
     assert [answer.status for answer in answers] == [201] * 30
     assert all(service.executions[each] == 2 for each in keys)
 
@@ -309,7 +267,7 @@ async def test_a_database_without_free_connections_keeps_the_leases_that_are_hel
         with contextlib.suppress(asyncpg.TooManyConnectionsError):
             while True:
                 hoard.append(await asyncpg.connect(postgres.dsn))
-        await asyncio.sleep(2 * LEASE_SECONDS)
+        await asyncio.sleep(1.2 * LEASE_SECONDS)
         answered.set()
         assert (await first).body == b"made"
     finally:
