@@ -7,7 +7,6 @@ instants are Unix seconds (`_unix`).
 
 import datetime as dt
 import enum
-import uuid
 
 import msgspec
 
@@ -80,7 +79,7 @@ class Fingerprint(msgspec.Struct, frozen=True, gc=False):
     """Digest of a request's canonical form.
 
     `recipe` identifies algorithm version and the route's fingerprint settings (a signed 32-bit integer):
-    digests of different recipes are never compared with each other.
+    digests of different recipes are never compared with each other. `digest` has 32 bytes.
     """
 
     recipe: int
@@ -107,11 +106,14 @@ class Identity(msgspec.Struct, frozen=True, gc=False):
 
 
 class ClaimRequest(msgspec.Struct, frozen=True):
-    """Everything one claim says to the store. `claim_id` is drawn once per exchange and fences every later write."""
+    """Everything one claim says to the store.
+
+    `claim_id`: 16 random bytes, drawn once per exchange; it fences every later write.
+    """
 
     identity: Identity
     fingerprint: Fingerprint
-    claim_id: uuid.UUID
+    claim_id: bytes
     on_in_doubt: OnInDoubt
     lease_ms: int
     effect_ms: int
@@ -127,7 +129,7 @@ class Lease:
 
     __slots__ = ("claim_id", "lease_ms", "lost", "record_id", "trusted_until")
 
-    def __init__(self, record_id: bytes, claim_id: uuid.UUID, lease_ms: int, trusted_until: float) -> None:
+    def __init__(self, record_id: bytes, claim_id: bytes, lease_ms: int, trusted_until: float) -> None:
         self.record_id = record_id
         self.claim_id = claim_id
         self.lease_ms = lease_ms
@@ -164,7 +166,7 @@ class Completed(msgspec.Struct, frozen=True):
     """The record has its reply. `reply_on` is None for a tombstone. `keeps_ms`: until the record expires."""
 
     status: int
-    claim_id: uuid.UUID
+    claim_id: bytes
     reply_on: dt.date | None
     keeps_ms: int
     first_seen_unix: float
@@ -213,7 +215,7 @@ class SettleRequest(msgspec.Struct, frozen=True):
     """
 
     record_id: bytes
-    claim_id: uuid.UUID
+    claim_id: bytes
     settlement: Settlement
     forwarded: bool
     binds: bool

@@ -3,7 +3,6 @@
 import datetime as dt
 import enum
 import typing
-import uuid
 from pathlib import Path
 
 import pytest
@@ -44,9 +43,9 @@ from gateway.model import (
 
 ROOT = Path(__file__).parents[1]
 PRINT = Fingerprint(1, b"digest")
-LEASE = Lease(b"id", uuid.UUID(int=1), 30_000, 20.0)
-KEPT = Completed(201, uuid.UUID(int=2), dt.date(2030, 1, 1), 1000, 5.0, PRINT)
-TOMBSTONE = Completed(201, uuid.UUID(int=2), None, 1000, 5.0, PRINT)
+LEASE = Lease(b"id", bytes(16), 30_000, 20.0)
+KEPT = Completed(201, bytes(15) + b"2", dt.date(2030, 1, 1), 1000, 5.0, PRINT)
+TOMBSTONE = Completed(201, bytes(15) + b"2", None, 1000, 5.0, PRINT)
 
 DECISIONS = [
     (Acquired(LEASE, 1, None), Forward(LEASE, 1, None)),

@@ -1,7 +1,6 @@
 """Asks for leases: batches of claims over two or more lanes, each claim for a bounded time."""
 
 import asyncio
-import uuid
 from collections import deque
 from collections.abc import Callable
 
@@ -44,8 +43,8 @@ class Claims:
         self._link = link
         self._heartbeat = heartbeat
         self._give_up = give_up
-        self._pending: dict[uuid.UUID, _Asked] = {}  # oldest deadline first
-        self._uncertain: set[uuid.UUID] = set()
+        self._pending: dict[bytes, _Asked] = {}  # oldest deadline first
+        self._uncertain: set[bytes] = set()
         self._endings: list[asyncio.Future[None]] = []
         self._waiting: deque[_Asked] = deque()
         self._deadlines = Deadlines(self._overdue)
@@ -77,7 +76,7 @@ class Claims:
         self._first.wake()
         self._deadlines.watch()
 
-    def abandon(self, claim_id: uuid.UUID) -> bool:
+    def abandon(self, claim_id: bytes) -> bool:
         """Whether the claim may have been, or may yet be, written, and nothing else sees to giving it up."""
         asked = self._pending.get(claim_id)
         if asked is not None:

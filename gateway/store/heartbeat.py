@@ -2,7 +2,6 @@
 
 import asyncio
 import random
-import uuid
 
 from gateway.model import Lease
 from gateway.store.clock import VOID, Anchor, boot
@@ -31,7 +30,7 @@ class Heartbeat(Lane):
 
     def __init__(self, link: Link) -> None:
         super().__init__(link, Role.RENEW)
-        self._kept: dict[uuid.UUID, _Kept] = {}
+        self._kept: dict[bytes, _Kept] = {}
         self._shortest_ms = 0
         self._wait = _FIRST_WAIT_SECONDS
         self._alarm: asyncio.TimerHandle | None = None
@@ -53,12 +52,12 @@ class Heartbeat(Lane):
         else:
             kept[lease.claim_id] = _Kept(lease, anchor)
 
-    def settling(self, claim_id: uuid.UUID) -> None:
+    def settling(self, claim_id: bytes) -> None:
         """A settlement is on its way: a renewal that finds the lease gone may have met just that."""
         if (kept := self._kept.get(claim_id)) is not None:
             kept.settling = True
 
-    def forget(self, claim_id: uuid.UUID) -> bool:
+    def forget(self, claim_id: bytes) -> bool:
         """Stop renewing; True if the lease was held."""
         return self._kept.pop(claim_id, None) is not None
 
@@ -125,5 +124,7 @@ class Heartbeat(Lane):
         self._alarm = loop.call_at(at, self.wake)
 
     async def _pause(self) -> None:
-        wait, self._wait = self._wait, min(2 * self._wait, _LONGEST_WAIT_SECONDS)
+        # After its restart a database keeps leases for the length of one: several tries have to fall into that.
+        longest = min(self._tick_seconds(), _LONGEST_WAIT_SECONDS) if self._kept else _LONGEST_WAIT_SECONDS
+        wait, self._wait = min(self._wait, longest), min(2 * self._wait, longest)
         await asyncio.sleep(wait * random.uniform(0.8, 1.0))  # noqa: S311 -- jitter, no secret

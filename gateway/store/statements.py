@@ -1,4 +1,7 @@
-"""Between values and rows: the arrays that a batch sends, and what its rows mean. No I/O, no clock.
+"""Between values and rows: what a batch sends, and what its rows mean. No I/O, no clock.
+
+A claim or settlement is one packed element of an array (asyncpg looks long at each element), whose layout its
+statement says; what it has in common with others of the batch, its terms, is sent once for all of them.
 
 Every builder takes `t`, the time that the statement shall take for now; None, as in service, is the database's clock.
 """
@@ -8,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import asyncpg
+import msgspec
 
 from gateway.model import (
     Acquired,
@@ -19,7 +23,9 @@ from gateway.model import (
     InDoubt,
     Lease,
     Mismatch,
+    OnInDoubt,
     OtherRecipe,
+    Settlement,
     SettleRequest,
     StoredReply,
     TookOver,
@@ -39,12 +45,12 @@ def claim_arguments(
     t: dt.datetime | None = None,
 ) -> Arguments:
     """Return the arguments of `claim`."""
-    return (*_claim_arrays(requests), calm_ms, max_attempts, t)
+    return (*_claim_rows(requests), calm_ms, max_attempts, t)
 
 
 def abandon_arguments(requests: Sequence[ClaimRequest], t: dt.datetime | None = None) -> Arguments:
     """Return the arguments of `abandon`."""
-    return (*_claim_arrays(requests), t)
+    return (*_claim_rows(requests), t)
 
 
 def renew_arguments(leases: Sequence[Lease], t: dt.datetime | None = None) -> Arguments:
@@ -59,18 +65,13 @@ def renew_arguments(leases: Sequence[Lease], t: dt.datetime | None = None) -> Ar
 
 def settle_arguments(requests: Sequence[SettleRequest], t: dt.datetime | None = None) -> Arguments:
     """Return the arguments of `settle`."""
-    return (
-        [request.record_id for request in requests],
-        [request.claim_id for request in requests],
-        [request.settlement.value for request in requests],
-        [request.forwarded for request in requests],
-        [request.binds for request in requests],
-        [request.status for request in requests],
-        [request.keep_ms for request in requests],
-        [request.head for request in requests],
-        [request.body for request in requests],
-        t,
-    )
+    known: dict[_SettleTerms, bytes] = {}
+    rows = []
+    for request in requests:
+        terms = _SettleTerms(request.settlement, request.forwarded, request.binds, request.status, request.keep_ms)
+        number = known.get(terms) or _number(known, terms)
+        rows.append(request.record_id + request.claim_id + number + (request.head or b""))
+    return rows, _json(known), [request.body for request in requests], t
 
 
 def claim_outcome(row: asyncpg.Record, request: ClaimRequest, trusted_until: float) -> ClaimOutcome | None:
@@ -120,20 +121,51 @@ def _took_over(attempt: int, doubt: bool) -> TookOver | None:
     return TookOver.RELEASED if attempt > 1 else None
 
 
-def _claim_arrays(requests: Sequence[ClaimRequest]) -> Arguments:
-    identities = [request.identity for request in requests]
-    fingerprints = [request.fingerprint for request in requests]
-    return (
-        [identity.record_id for identity in identities],
-        [identity.service for identity in identities],
-        [identity.operation for identity in identities],
-        [identity.scope for identity in identities],
-        [identity.key for identity in identities],
-        [fingerprint.digest for fingerprint in fingerprints],
-        [fingerprint.recipe for fingerprint in fingerprints],
-        [request.claim_id for request in requests],
-        [request.on_in_doubt.value for request in requests],
-        [request.lease_ms for request in requests],
-        [request.effect_ms for request in requests],
-        [request.keep_ms for request in requests],
-    )
+class _ClaimTerms(msgspec.Struct, frozen=True, gc=False):
+    service: str
+    operation: str
+    recipe: int
+    on_in_doubt: OnInDoubt
+    lease_ms: int
+    effect_ms: int
+    keep_ms: int
+
+
+class _SettleTerms(msgspec.Struct, frozen=True, gc=False):
+    settlement: Settlement
+    forwarded: bool
+    binds: bool
+    status: int | None
+    keep_ms: int
+
+
+def _claim_rows(requests: Sequence[ClaimRequest]) -> tuple[list[bytes], str]:
+    """Return rows and terms. A zero byte is the one that no text of PostgreSQL can hold, so it may end the key."""
+    known: dict[_ClaimTerms, bytes] = {}
+    rows = []
+    for request in requests:
+        identity, fingerprint = request.identity, request.fingerprint
+        terms = _ClaimTerms(
+            identity.service,
+            identity.operation,
+            fingerprint.recipe,
+            request.on_in_doubt,
+            request.lease_ms,
+            request.effect_ms,
+            request.keep_ms,
+        )
+        number = known.get(terms) or _number(known, terms)
+        # What no text may hold must reach PostgreSQL, which refuses the row: raised here, it would sink the batch.
+        text = f"{identity.key}\0{identity.scope}".encode("utf-8", "surrogatepass")
+        rows.append(identity.record_id + fingerprint.digest + request.claim_id + number + text)
+    return rows, _json(known)
+
+
+def _number(known: dict[Any, bytes], terms: Any) -> bytes:
+    """Return the position of terms that were not met before, as rows name it."""
+    known[terms] = number = (len(known) + 1).to_bytes(2, "big")
+    return number
+
+
+def _json(known: dict[Any, bytes]) -> str:
+    return msgspec.json.encode(list(known)).decode()

@@ -2,7 +2,6 @@
 
 import asyncio
 import random
-import uuid
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -63,7 +62,7 @@ class Writes(Lane):
         self._heartbeat = heartbeat
         self._endings: deque[_Ending] = deque()
         self._stuck: deque[_Ending] = deque()  # their rows were locked: each alone, after the others
-        self._abandons: dict[uuid.UUID, ClaimRequest] = {}
+        self._abandons: dict[bytes, ClaimRequest] = {}
         self._adoptions: deque[_Adoption] = deque()
         self._not_before = 0.0  # for abandons and adoptions, after one of their rows was locked
         self._under_way = 0

@@ -4,7 +4,6 @@ import asyncio
 import datetime as dt
 import hashlib
 import secrets
-import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
@@ -83,7 +82,7 @@ def claim_request(key: str = "k", body: bytes = b"a", **changes: Any) -> ClaimRe
     given: dict[str, Any] = {
         "identity": identity(key),
         "fingerprint": Fingerprint(1, hashlib.sha256(body).digest()),
-        "claim_id": uuid.uuid4(),
+        "claim_id": secrets.token_bytes(16),
         "on_in_doubt": OnInDoubt.RUN_AGAIN,
         "lease_ms": 30_000,
         "effect_ms": 60_000,
@@ -253,7 +252,8 @@ class Bench:
 
     async def record(self, request: ClaimRequest) -> Any:
         return await self.connection.fetchrow(
-            "SELECT *, state::text AS state, on_in_doubt::text AS on_in_doubt FROM idempotency_record WHERE id = $1",
+            "SELECT *, uuid_send(claim) AS claim, state::text AS state, on_in_doubt::text AS on_in_doubt"
+            " FROM idempotency_record WHERE id = $1",
             request.identity.record_id,
         )
 

@@ -1,7 +1,7 @@
 """PROTOCOL.md, rule by rule, on the statements themselves. Time is an argument; nothing here waits."""
 
 import hashlib
-import uuid
+import secrets
 
 import asyncpg
 import pytest
@@ -489,7 +489,7 @@ async def test_a_batch_answers_each_of_its_claims(bench: Bench) -> None:
             claim_request("new"),
             claim_request("held"),
             claim_request("done"),
-            claim_request("held2", claim_id=uuid.uuid4()),
+            claim_request("held2", claim_id=secrets.token_bytes(16)),
         ]
     )
     assert [type(outcome) for outcome in found] == [Acquired, Held, Completed, Acquired]

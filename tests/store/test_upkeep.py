@@ -15,8 +15,10 @@ from hypothesis import strategies as st
 
 from gateway.errors import StoreError
 from gateway.janitor import Closed, Counts, Deleted, Janitor
+from gateway.model import ClaimRequest, Fingerprint, Identity, OnInDoubt, Settlement, SettleRequest
 from gateway.store.migrate import migrate
 from gateway.store.sql import query
+from gateway.store.statements import claim_arguments, settle_arguments
 from gateway.store.upkeep import PostgresUpkeep, Span, missing, open_partitions
 
 DAY_MS = 86_400_000
@@ -595,24 +597,26 @@ class Exchange:
         self.bench = bench
         self.record_id = secrets.token_bytes(32)
 
-    async def claim(self, t: dt.datetime) -> tuple[asyncpg.Record, uuid.UUID]:
-        claim_id = uuid.uuid4()
-        row = await self.bench.connection.fetchrow(
-            query("claim", self.bench.schema),
-            *([value] for value in (self.record_id, "ledger", "pay", "", "k", b"f", 1, claim_id, "run_again")),
-            *([value] for value in (LEASE_MS, 60_000, DAY_MS + 30_000)),
-            None,
-            5,
-            t,
+    async def claim(self, t: dt.datetime) -> tuple[asyncpg.Record, bytes]:
+        request = ClaimRequest(
+            identity=Identity(self.record_id, "ledger", "pay", "", "k"),
+            fingerprint=Fingerprint(1, bytes(32)),
+            claim_id=secrets.token_bytes(16),
+            on_in_doubt=OnInDoubt.RUN_AGAIN,
+            lease_ms=LEASE_MS,
+            effect_ms=60_000,
+            keep_ms=DAY_MS + 30_000,
         )
-        return row, claim_id
+        row = await self.bench.connection.fetchrow(
+            query("claim", self.bench.schema), *claim_arguments([request], None, t=t)
+        )
+        return row, request.claim_id
 
-    async def complete(self, claim_id: uuid.UUID, t: dt.datetime) -> str:
-        row = await self.bench.connection.fetchrow(
-            query("settle", self.bench.schema),
-            *([value] for value in (self.record_id, claim_id, "complete", True, True, 201, DAY_MS, b"head", b"body")),
-            t,
+    async def complete(self, claim_id: bytes, t: dt.datetime) -> str:
+        request = SettleRequest(
+            self.record_id, claim_id, Settlement.COMPLETE, True, True, 201, b"head", b"body", DAY_MS
         )
+        row = await self.bench.connection.fetchrow(query("settle", self.bench.schema), *settle_arguments([request], t))
         return row["outcome"]
 
     async def body(self, completed: asyncpg.Record) -> bytes | None:

@@ -1,9 +1,11 @@
 -- abandon: give up claims that never forwarded, whether or not they were ever written.
 -- Releases the claim's own lease (in doubt again if it had taken a doubt over). Where there is no record, or a released
 --   one, it leaves the claim id as a mark, so that the claim itself finds the record closed to it if it arrives later.
--- Parameters, arrays of one entry per claim: $1 record ids, $2 services, $3 operations, $4 scopes, $5 keys,
---   $6 fingerprints, $7 recipes, $8 claim ids, $9 on_in_doubt, $10 lease_ms, $11 effect_ms, $12 keep_ms.
---   $13 the time (NULL: the database's clock, read once).
+-- Parameters: $1 rows, one bytea per claim: 1-32 record id, 33-64 fingerprint, 65-80 claim id, 81-82 its terms (their
+--   position from 1, high byte first); from 83 on the key, a zero byte, the scope, both UTF-8.
+--   $2 terms, what claims have in common, said once: a JSON array of {service, operation, recipe, on_in_doubt, lease_ms,
+--   effect_ms, keep_ms}.
+--   $3 the time (NULL: the database's clock, read once).
 -- Result: one row: the time and the epoch. Every claim is given up when it returns.
 -- Locks: the records, in the order of their ids, at most 200 ms each; a record of another's is locked, not written.
 WITH settings AS MATERIALIZED (
@@ -11,17 +13,32 @@ WITH settings AS MATERIALIZED (
     set_config('lock_timeout', '200ms', true),
     set_config('synchronous_commit', CASE WHEN current_setting('synchronous_commit') IN ('off', 'local') THEN 'on'
       ELSE current_setting('synchronous_commit') END, true),
-    coalesce($13::timestamptz, clock_timestamp()) AS t
+    coalesce($3::timestamptz, clock_timestamp()) AS t
+), terms AS MATERIALIZED (
+  SELECT *
+  FROM ROWS FROM (json_to_recordset($2::json) AS (service text, operation text, recipe int, on_in_doubt text,
+    lease_ms int, effect_ms int, keep_ms bigint))
+    WITH ORDINALITY t(service, operation, recipe, on_in_doubt, lease_ms, effect_ms, keep_ms, term)
+), input AS MATERIALIZED (
+  SELECT u.n,
+    substring(u.packed FROM 1 FOR 32) AS id,
+    substring(u.packed FROM 33 FOR 32) AS fingerprint,
+    encode(substring(u.packed FROM 65 FOR 16), 'hex')::uuid AS claim,
+    convert_from(substring(u.packed FROM 83 FOR u.key_length), 'UTF8') AS key,
+    convert_from(substring(u.packed FROM 84 + u.key_length), 'UTF8') AS scope,
+    t.service, t.operation, t.recipe, t.on_in_doubt:::"schema".on_in_doubt AS on_in_doubt, t.lease_ms, t.effect_ms,
+    t.keep_ms, s.t
+  FROM settings s,
+    (SELECT packed, n, position('\x00'::bytea IN substring(packed FROM 83)) - 1 AS key_length
+      FROM unnest($1::bytea[]) WITH ORDINALITY x(packed, n)) u
+    JOIN terms t ON t.term = get_byte(u.packed, 80) * 256 + get_byte(u.packed, 81)
 ), given_up AS (
   INSERT INTO :"schema".idempotency_record AS r (id, service, operation, scope, key, fingerprint, recipe, bound, state,
     claim, attempt, on_in_doubt, lease_ms, effect_ms, first_seen, expires_at)
-  SELECT u.id, u.service, u.operation, u.scope, u.key, u.fingerprint, u.recipe, false, 'released', u.claim, 0,
-    u.on_in_doubt::text:::"schema".on_in_doubt, u.lease_ms, u.effect_ms, s.t, s.t + u.keep_ms * interval '1 ms'
-  FROM settings s,
-    unnest($1::bytea[], $2::text[], $3::text[], $4::text[], $5::text[], $6::bytea[], $7::int[], $8::uuid[], $9::text[],
-      $10::int[], $11::int[], $12::bigint[])
-      u(id, service, operation, scope, key, fingerprint, recipe, claim, on_in_doubt, lease_ms, effect_ms, keep_ms)
-  ORDER BY u.id
+  SELECT i.id, i.service, i.operation, i.scope, i.key, i.fingerprint, i.recipe, false, 'released', i.claim, 0,
+    i.on_in_doubt, i.lease_ms, i.effect_ms, i.t, i.t + i.keep_ms * interval '1 ms'
+  FROM input i
+  ORDER BY i.id
   ON CONFLICT (id) DO UPDATE SET
     claim = excluded.claim,
     state = CASE WHEN r.doubt_since IS NULL THEN 'released' ELSE 'in_doubt' END::text:::"schema".record_state,

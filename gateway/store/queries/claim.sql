@@ -1,8 +1,10 @@
 -- claim: ask for leases, one row per record: insert it, take it over where that is allowed, or say what is in the way.
--- Parameters, arrays of one entry per claim: $1 record ids, $2 services, $3 operations, $4 scopes, $5 keys,
---   $6 fingerprints, $7 recipes, $8 claim ids, $9 on_in_doubt, $10 lease_ms, $11 effect_ms, $12 keep_ms.
---   Scalars: $13 calm_ms (for how long contact with this database was undisturbed; NULL: always), $14 max_attempts,
---   $15 the time (NULL: the database's clock, read once).
+-- Parameters: $1 rows, one bytea per claim: 1-32 record id, 33-64 fingerprint, 65-80 claim id, 81-82 its terms (their
+--   position from 1, high byte first); from 83 on the key, a zero byte, the scope, both UTF-8.
+--   $2 terms, what claims have in common, said once: a JSON array of {service, operation, recipe, on_in_doubt, lease_ms,
+--   effect_ms, keep_ms}.
+--   Scalars: $3 calm_ms (for how long contact with this database was undisturbed; NULL: always), $4 max_attempts,
+--   $5 the time (NULL: the database's clock, read once).
 -- Result: one row per claim, n its position from 1. acquired: attempt and doubt (an execution of open outcome was taken
 --   over) are of the written row. Else what the snapshot shows. again: something changed in between, ask again.
 -- Locks: the rows that it writes, in the order of their ids, at most 200 ms each. A row in the way is neither locked
@@ -12,24 +14,33 @@ WITH settings AS MATERIALIZED (
     set_config('lock_timeout', '200ms', true),
     set_config('synchronous_commit', CASE WHEN current_setting('synchronous_commit') IN ('off', 'local') THEN 'on'
       ELSE current_setting('synchronous_commit') END, true),
-    coalesce($15::timestamptz, clock_timestamp()) AS t
+    coalesce($5::timestamptz, clock_timestamp()) AS t
+), terms AS MATERIALIZED (
+  SELECT *
+  FROM ROWS FROM (json_to_recordset($2::json) AS (service text, operation text, recipe int, on_in_doubt text,
+    lease_ms int, effect_ms int, keep_ms bigint))
+    WITH ORDINALITY t(service, operation, recipe, on_in_doubt, lease_ms, effect_ms, keep_ms, term)
 ), input AS MATERIALIZED (
-  SELECT u.n, u.id, u.service, u.operation, u.scope, u.key, u.fingerprint, u.recipe, u.claim,
-    u.on_in_doubt::text:::"schema".on_in_doubt AS on_in_doubt, u.lease_ms, u.effect_ms, u.keep_ms, s.t,
-    s.t - $13::bigint * interval '1 ms' AS calm_from
+  SELECT u.n,
+    substring(u.packed FROM 1 FOR 32) AS id,
+    substring(u.packed FROM 33 FOR 32) AS fingerprint,
+    encode(substring(u.packed FROM 65 FOR 16), 'hex')::uuid AS claim,
+    convert_from(substring(u.packed FROM 83 FOR u.key_length), 'UTF8') AS key,
+    convert_from(substring(u.packed FROM 84 + u.key_length), 'UTF8') AS scope,
+    t.service, t.operation, t.recipe, t.on_in_doubt:::"schema".on_in_doubt AS on_in_doubt, t.lease_ms, t.effect_ms,
+    t.keep_ms, s.t, s.t - $3::bigint * interval '1 ms' AS calm_from
   FROM settings s,
-    unnest($1::bytea[], $2::text[], $3::text[], $4::text[], $5::text[], $6::bytea[], $7::int[], $8::uuid[], $9::text[],
-      $10::int[], $11::int[], $12::bigint[])
-      WITH ORDINALITY u(id, service, operation, scope, key, fingerprint, recipe, claim, on_in_doubt, lease_ms,
-        effect_ms, keep_ms, n)
+    (SELECT packed, n, position('\x00'::bytea IN substring(packed FROM 83)) - 1 AS key_length
+      FROM unnest($1::bytea[]) WITH ORDINALITY x(packed, n)) u
+    JOIN terms t ON t.term = get_byte(u.packed, 80) * 256 + get_byte(u.packed, 81)
 ), seen AS MATERIALIZED (
   SELECT i.n, r.state, r.bound, r.fingerprint, r.recipe, r.claim, r.status, r.reply_on, r.first_seen,
     r.expires_at - i.t AS keeps,
     :"schema".is_open(r, i.t) AS open,
     :"schema".lease_end(r) - i.t AS remaining,
-    :"schema".runs_again_at(r, i.on_in_doubt, $14::int, i.calm_from) - i.t AS again_in,
+    :"schema".runs_again_at(r, i.on_in_doubt, $4::int, i.calm_from) - i.t AS again_in,
     same.identity,
-    same.identity AND :"schema".takeable(r, i.claim, i.fingerprint, i.recipe, i.on_in_doubt, $14::int, i.calm_from, i.t)
+    same.identity AND :"schema".takeable(r, i.claim, i.fingerprint, i.recipe, i.on_in_doubt, $4::int, i.calm_from, i.t)
       AS takeable
   FROM input i
   JOIN :"schema".idempotency_record r ON r.id = i.id,
@@ -73,8 +84,8 @@ WITH settings AS MATERIALIZED (
     expires_at = CASE WHEN r.claim = excluded.claim THEN r.expires_at
       ELSE greatest(r.expires_at, excluded.expires_at) END
   WHERE :"schema".same_identity(r, excluded.service, excluded.operation, excluded.scope, excluded.key)
-    AND :"schema".takeable(r, excluded.claim, excluded.fingerprint, excluded.recipe, excluded.on_in_doubt, $14::int,
-      excluded.first_seen - $13::bigint * interval '1 ms', excluded.first_seen)
+    AND :"schema".takeable(r, excluded.claim, excluded.fingerprint, excluded.recipe, excluded.on_in_doubt, $4::int,
+      excluded.first_seen - $3::bigint * interval '1 ms', excluded.first_seen)
   RETURNING r.id, r.attempt, r.doubt_since IS NOT NULL AS doubt
 )
 SELECT i.n::int AS n,
@@ -87,7 +98,7 @@ SELECT i.n::int AS n,
   s.open,
   s.fingerprint,
   s.recipe,
-  s.claim,
+  uuid_send(s.claim) AS claim,
   s.status,
   s.reply_on,
   extract(epoch FROM s.first_seen)::float8 AS first_seen,

@@ -1,5 +1,5 @@
 -- renew: prolong leases, each fenced by its claim id.
--- Parameters, arrays of one entry per lease: $1 record ids, $2 claim ids, $3 lease_ms. $4 the time (NULL: the database's).
+-- Parameters, arrays of one entry per lease: $1 record ids, $2 claim ids (16 bytes), $3 lease_ms. $4 the time (NULL: the database's).
 -- Result: one row per lease, n its position from 1. renewed; or else mine: skipped because another statement has the row
 --   locked, to be renewed at the next tick; neither: lost.
 -- Locks: the rows that it writes, in the order of their ids; locked ones are skipped, never waited for.
@@ -9,8 +9,8 @@ WITH settings AS MATERIALIZED (
       ELSE current_setting('synchronous_commit') END, true),
     coalesce($4::timestamptz, clock_timestamp()) AS t
 ), input AS MATERIALIZED (
-  SELECT u.n, u.id, u.claim, s.t, s.t + u.lease_ms * interval '1 ms' AS locked_until
-  FROM settings s, unnest($1::bytea[], $2::uuid[], $3::int[]) WITH ORDINALITY u(id, claim, lease_ms, n)
+  SELECT u.n, u.id, encode(u.claim, 'hex')::uuid AS claim, s.t, s.t + u.lease_ms * interval '1 ms' AS locked_until
+  FROM settings s, unnest($1::bytea[], $2::bytea[], $3::int[]) WITH ORDINALITY u(id, claim, lease_ms, n)
 ), mine AS MATERIALIZED (
   SELECT i.n, i.id, i.claim, i.locked_until
   FROM input i

@@ -1,7 +1,9 @@
 -- settle: end leases, each fenced by its claim id, and keep the replies of completed ones, all in one commit.
--- Parameters, arrays of one entry per settlement: $1 record ids, $2 claim ids, $3 settlements (complete, release, hold),
---   $4 forwarded, $5 binds, $6 statuses, $7 keep_ms (retention), $8 heads (NULL: nothing is kept of the reply,
---   or there is none), $9 bodies (NULL: only the head is kept). $10 the time (NULL: the database's clock, read once).
+-- Parameters: $1 rows, one bytea per settlement: 1-32 record id, 33-48 claim id, 49-50 its terms (their position from
+--   1, high byte first); from 51 on the head, without one nothing is kept of the reply, or there is none.
+--   $2 terms, what settlements have in common, said once: a JSON array of {settlement (complete, release, hold),
+--   forwarded, binds, status, keep_ms (retention)}. $3 bodies, one per settlement (NULL: only the head is kept).
+--   $4 the time (NULL: the database's clock, read once).
 -- Result: one row per settlement, n its position from 1, outcome: done; already (mine, and so ended before); lost (no
 --   record under this claim id); refused (mine, but ended otherwise).
 -- Locks: the records, in the order of their ids, at most 200 ms each; writes them and one reply each.
@@ -10,13 +12,21 @@ WITH settings AS MATERIALIZED (
     set_config('lock_timeout', '200ms', true),
     set_config('synchronous_commit', CASE WHEN current_setting('synchronous_commit') IN ('off', 'local') THEN 'on'
       ELSE current_setting('synchronous_commit') END, true),
-    coalesce($10::timestamptz, clock_timestamp()) AS t
+    coalesce($4::timestamptz, clock_timestamp()) AS t
+), terms AS MATERIALIZED (
+  SELECT *
+  FROM ROWS FROM (json_to_recordset($2::json) AS (settlement text, forwarded boolean, binds boolean, status smallint,
+    keep_ms bigint))
+    WITH ORDINALITY t(settlement, forwarded, binds, status, keep_ms, term)
 ), input AS MATERIALIZED (
-  SELECT u.n, u.id, u.claim, u.settlement, u.forwarded, u.binds, u.status, u.keep_ms, u.head, u.body, s.t
+  SELECT u.n,
+    substring(u.packed FROM 1 FOR 32) AS id,
+    encode(substring(u.packed FROM 33 FOR 16), 'hex')::uuid AS claim,
+    CASE WHEN octet_length(u.packed) > 50 THEN substring(u.packed FROM 51) END AS head,
+    u.body, t.settlement, t.forwarded, t.binds, t.status, t.keep_ms, s.t
   FROM settings s,
-    unnest($1::bytea[], $2::uuid[], $3::text[], $4::bool[], $5::bool[], $6::smallint[], $7::bigint[], $8::bytea[],
-      $9::bytea[])
-      WITH ORDINALITY u(id, claim, settlement, forwarded, binds, status, keep_ms, head, body, n)
+    unnest($1::bytea[], $3::bytea[]) WITH ORDINALITY u(packed, body, n)
+    JOIN terms t ON t.term = get_byte(u.packed, 48) * 256 + get_byte(u.packed, 49)
 ), mine AS MATERIALIZED (   -- read as it is under the lock, not as the snapshot had it; `ends`: the state to write
   SELECT i.n, r.state, i.settlement, i.forwarded, i.binds, i.status, i.head, i.body, i.t,
     r.id, r.claim, greatest(r.expires_at, i.t + i.keep_ms * interval '1 ms') AS kept_until,
