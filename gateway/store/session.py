@@ -124,7 +124,7 @@ async def open_session(dsn: str, schema: str, role: Role, *, transaction_pooled:
             for name in _STATEMENTS[role]:
                 await session.prepare(name, timeout_ms / 1000)
             if not transaction_pooled:
-                # asyncpg ends a prepare with Flush, not Sync: its transaction would stay open, with the locks of parsing.
+                # asyncpg ends a prepare with Flush, not Sync: a transaction would stay open, with the locks of parsing.
                 await connection.execute("SELECT")
         except BaseException:
             connection.terminate()
