@@ -120,21 +120,18 @@ class ClaimRequest(msgspec.Struct, frozen=True):
     keep_ms: int  # upstream_timeout + retention: how long the record lives from this claim on
 
 
-class Lease:
+class Lease(msgspec.Struct, eq=False, gc=False):
     """An exclusive right to execute, as its holder knows it. The heartbeat moves `trusted_until` and sets `lost`.
 
     `trusted_until` is an instant of the boot-time clock, in seconds: the sending of the last statement that wrote
     `locked_until`, plus the lease, minus a margin. 0.0 when the trust is void.
     """
 
-    __slots__ = ("claim_id", "lease_ms", "lost", "record_id", "trusted_until")
-
-    def __init__(self, record_id: bytes, claim_id: bytes, lease_ms: int, trusted_until: float) -> None:
-        self.record_id = record_id
-        self.claim_id = claim_id
-        self.lease_ms = lease_ms
-        self.trusted_until = trusted_until
-        self.lost = False
+    record_id: bytes
+    claim_id: bytes
+    lease_ms: int
+    trusted_until: float
+    lost: bool = False
 
 
 class TookOver(Word):

@@ -4,8 +4,10 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 
+import msgspec
+
 from gateway.model import Acquired, ClaimOutcome, ClaimRequest, Held, Unavailable
-from gateway.store.clock import Anchor, boot
+from gateway.store.clock import VOID, Anchor, boot
 from gateway.store.faults import Fault, Kind
 from gateway.store.heartbeat import Heartbeat
 from gateway.store.lanes import MAX_BATCH_BYTES, MAX_BATCH_ROWS, Deadlines, Lane, call_back
@@ -21,19 +23,16 @@ _PAUSE_SECONDS = 0.05
 _ROW_BYTES = 256
 
 
-class _Asked:
+class _Asked(msgspec.Struct, eq=False):
     """A claim on its way."""
 
-    __slots__ = ("abandoned", "deadline", "done", "request", "rounds", "sent", "size")
-
-    def __init__(self, request: ClaimRequest, done: Callable[[ClaimOutcome], None], deadline: float) -> None:
-        self.request = request
-        self.done = done
-        self.deadline = deadline
-        self.size = _ROW_BYTES + len(request.identity.key) + len(request.identity.scope)
-        self.rounds = 0
-        self.sent = False  # a statement with it went out and its fate is not known
-        self.abandoned = False
+    request: ClaimRequest
+    done: Callable[[ClaimOutcome], None]
+    deadline: float
+    rounds: int = 0
+    sent: bool = False  # a statement with it went out and its fate is not known
+    abandoned: bool = False
+    ended: bool = False  # its caller was told, and gives up by itself what comes later
 
 
 class Claims:
@@ -109,30 +108,28 @@ class Claims:
         records: set[bytes] = set()
         while waiting and len(batch) < MAX_BATCH_ROWS:
             asked = waiting.popleft()
-            if not self.lives(asked):
+            if asked.ended:
                 continue
             if asked.abandoned and not asked.sent:
                 self._finish(asked, Unavailable("abandoned"))
-            elif asked.request.identity.record_id in records:
+                continue
+            identity = asked.request.identity
+            if identity.record_id in records:
                 later.append(asked)
-            elif batch and size + asked.size > MAX_BATCH_BYTES:
+                continue
+            size += _ROW_BYTES + len(identity.key) + len(identity.scope)
+            if batch and size > MAX_BATCH_BYTES:
                 later.append(asked)
                 break
-            else:
-                records.add(asked.request.identity.record_id)
-                size += asked.size
-                batch.append(asked)
+            records.add(identity.record_id)
+            batch.append(asked)
         waiting.extendleft(reversed(later))
         return batch
 
-    def lives(self, asked: _Asked) -> bool:
-        """Whether its caller still waits: not once its time is over."""
-        return self._pending.get(asked.request.claim_id) is asked
-
     def answered(self, asked: _Asked, outcome: ClaimOutcome | None, anchor: Anchor) -> None:
         """The statement's word on one claim. None: it has to be asked again."""
-        if not self.lives(asked):
-            return  # its caller was told, and gives it up
+        if asked.ended:
+            return
         asked.sent = False
         if outcome is None:
             asked.rounds += 1
@@ -140,20 +137,18 @@ class Claims:
                 self.again([asked])
                 return
             outcome = Held(0, first_seen_unix=anchor.boot + anchor.offset)  # each time somebody else came first
-        claim_id = asked.request.claim_id
-        if isinstance(outcome, Acquired):
-            if asked.abandoned:
-                self._give_up(asked.request)
-                outcome = Unavailable("abandoned")
-            else:
-                self._heartbeat.keep(outcome.lease, anchor)
+        if not isinstance(outcome, Acquired):
+            self._heartbeat.forget(asked.request.claim_id)
+        elif asked.abandoned:
+            self._give_up(asked.request)
+            outcome = Unavailable("abandoned")
         else:
-            self._heartbeat.forget(claim_id)
+            self._heartbeat.keep(outcome.lease, anchor)
         self._finish(asked, outcome)
 
     def again(self, batch: list[_Asked]) -> None:
         """Put back what has to be asked again by the same claim id, or end it if the store is down."""
-        living = [asked for asked in batch if self.lives(asked)]
+        living = [asked for asked in batch if not asked.ended]
         if self._link.up:
             self._waiting.extendleft(reversed(living))
             return
@@ -167,15 +162,15 @@ class Claims:
 
     def refuse(self, asked: _Asked, fault: Fault) -> None:
         """A definite failure: nothing was written."""
-        if self.lives(asked):
-            asked.sent = False
-            self._finish(asked, Unavailable(fault.cause))
+        asked.sent = False
+        self._finish(asked, Unavailable(fault.cause))
 
     # ---- within --------------------------------------------------------------------------------------------------
 
     def _finish(self, asked: _Asked, outcome: ClaimOutcome) -> None:
-        if not self.lives(asked):
+        if asked.ended:
             return
+        asked.ended = True
         claim_id = asked.request.claim_id
         del self._pending[claim_id]
         if asked.sent:  # Unavailable, and it may have been written
@@ -183,7 +178,7 @@ class Claims:
                 self._give_up(asked.request)
             else:
                 self._uncertain.add(claim_id)
-        else:
+        elif self._uncertain:
             self._uncertain.discard(claim_id)
         call_back(asked.done, outcome)
         if self._endings:
@@ -254,7 +249,7 @@ class _ClaimLane(Lane):
         if await self.ready() is None:
             claims.again(batch)
             return
-        batch = [asked for asked in batch if claims.lives(asked)]
+        batch = [asked for asked in batch if not asked.ended]
         if not batch:
             return
         for asked in batch:
@@ -266,11 +261,13 @@ class _ClaimLane(Lane):
             await self._after(answer.fault, batch, deadlocked=deadlocked)
             return
         self._failed = False
+        lease_ms, trusted_until = 0, VOID
         for row in answer.rows:
             asked = batch[row["n"] - 1]
-            claims.answered(
-                asked, claim_outcome(row, asked.request, anchor.trusted_until(asked.request.lease_ms)), anchor
-            )
+            request = asked.request
+            if request.lease_ms != lease_ms:  # judged once for a batch, which mostly has leases of one length
+                lease_ms, trusted_until = request.lease_ms, anchor.trusted_until(request.lease_ms)
+            claims.answered(asked, claim_outcome(row, request, trusted_until), anchor)
 
     async def _after(self, fault: Fault, batch: list[_Asked], *, deadlocked: bool) -> None:
         """What a failed statement means for its claims. None of the ways is endless: each claim has its deadline."""
@@ -282,8 +279,7 @@ class _ClaimLane(Lane):
             self._failed = True
             return
         for asked in batch:
-            if claims.lives(asked):
-                asked.sent = False
+            asked.sent = False
         if fault.kind is Kind.DEADLOCK and not deadlocked:
             await self._ask(batch, deadlocked=True)
         elif fault.kind is Kind.LOCKED and len(batch) > 1:

@@ -4,6 +4,7 @@ Trust is anchored to the boot-time clock as it was *before* the statement that w
 only end later than that plus its length. CLOCK_MONOTONIC would stop while the machine sleeps.
 """
 
+import functools
 import time
 
 _BOOT = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # elsewhere than on Linux the latter counts sleep too
@@ -12,9 +13,8 @@ VOID = 0.0
 """`trusted_until` of a lease that nobody may rely on."""
 
 
-def boot() -> float:
-    """Return the boot-time clock in seconds."""
-    return time.clock_gettime(_BOOT)
+boot = functools.partial(time.clock_gettime, _BOOT)
+"""Return the boot-time clock in seconds."""
 
 
 def wall_less_boot() -> float:

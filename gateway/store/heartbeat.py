@@ -3,6 +3,8 @@
 import asyncio
 import random
 
+import msgspec
+
 from gateway.model import Lease
 from gateway.store.clock import VOID, Anchor, boot
 from gateway.store.lanes import MAX_BATCH_ROWS, Lane
@@ -14,15 +16,12 @@ _LONGEST_TICK_SECONDS = 10.0
 _FIRST_WAIT_SECONDS, _LONGEST_WAIT_SECONDS = 0.05, 1.0
 
 
-class _Kept:
+class _Kept(msgspec.Struct, eq=False):
     """A lease and the moment before the statement was sent that last wrote its end."""
 
-    __slots__ = ("anchor", "lease", "settling")
-
-    def __init__(self, lease: Lease, anchor: Anchor) -> None:
-        self.lease = lease
-        self.anchor = anchor
-        self.settling = False
+    lease: Lease
+    anchor: Anchor
+    settling: bool = False
 
 
 class Heartbeat(Lane):
@@ -44,13 +43,11 @@ class Heartbeat(Lane):
 
     def keep(self, lease: Lease, anchor: Anchor) -> None:
         """Renew `lease`, written by a statement sent at `anchor`, until told otherwise."""
-        kept = self._kept
-        if not kept or lease.lease_ms < self._shortest_ms:
+        sooner = not self._kept or lease.lease_ms < self._shortest_ms
+        self._kept[lease.claim_id] = _Kept(lease, anchor)
+        if sooner:
             self._shortest_ms = lease.lease_ms
-            kept[lease.claim_id] = _Kept(lease, anchor)
             self._set_alarm(self._tick_seconds())
-        else:
-            kept[lease.claim_id] = _Kept(lease, anchor)
 
     def settling(self, claim_id: bytes) -> None:
         """A settlement is on its way: a renewal that finds the lease gone may have met just that."""

@@ -26,6 +26,7 @@ from gateway.model import (
     OnInDoubt,
     OtherRecipe,
     Settlement,
+    SettleOutcome,
     SettleRequest,
     StoredReply,
     TookOver,
@@ -34,6 +35,8 @@ from gateway.model import (
 
 MAX_ATTEMPTS = 5
 """Executions in a row of open outcome, beyond which a record blocks: a request may be what kills its gateways."""
+
+_SETTLE_OUTCOMES = {outcome.word: outcome for outcome in SettleOutcome}
 
 Arguments = Sequence[Any]
 
@@ -100,6 +103,11 @@ def claim_outcome(row: asyncpg.Record, request: ClaimRequest, trusted_until: flo
         again_in = row["again_in_ms"]
         return InDoubt(None if again_in is None else max(0, again_in), first_seen)
     return Held(max(0, row["remaining_ms"]), first_seen)
+
+
+def settle_outcome(row: asyncpg.Record) -> SettleOutcome:
+    """Return what a row of `settle` means."""
+    return _SETTLE_OUTCOMES[row["outcome"]]
 
 
 def looked(row: asyncpg.Record) -> Completed | None:

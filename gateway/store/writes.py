@@ -15,7 +15,7 @@ from gateway.store.heartbeat import Heartbeat
 from gateway.store.lanes import MAX_BATCH_BYTES, MAX_BATCH_ROWS, Answer, Lane, call_back
 from gateway.store.link import Link
 from gateway.store.session import Role
-from gateway.store.statements import abandon_arguments, claim_arguments, claim_outcome, settle_arguments
+from gateway.store.statements import abandon_arguments, claim_arguments, claim_outcome, settle_arguments, settle_outcome
 
 MAX_PENDING_BYTES = 64 * 1024 * 1024
 """Replies that wait for the store. What comes beyond is completed without its reply, never dropped."""
@@ -26,16 +26,13 @@ _STUCK_SECONDS = 0.2
 _ADOPT_ROUNDS = 3
 
 
-class _Ending:
-    """A settlement on its way."""
+class _Ending(msgspec.Struct, eq=False):
+    """A settlement on its way. `size`: bytes of its reply."""
 
-    __slots__ = ("done", "not_before", "request", "size")
-
-    def __init__(self, request: SettleRequest, done: Callable[[SettleOutcome], None]) -> None:
-        self.request = request
-        self.done = done
-        self.size = len(request.head or b"") + len(request.body or b"")
-        self.not_before = 0.0  # boot-time clock
+    request: SettleRequest
+    done: Callable[[SettleOutcome], None]
+    size: int
+    not_before: float = 0.0  # boot-time clock
 
     def bury(self, *, head_too: bool) -> None:
         """Keep the completion, let go of the reply: a tombstone."""
@@ -44,14 +41,11 @@ class _Ending:
         self.size = len(head or b"")
 
 
-class _Adoption:
+class _Adoption(msgspec.Struct, eq=False):
     """An execution without an acknowledged claim: claim first, then settle."""
 
-    __slots__ = ("ending", "request")
-
-    def __init__(self, request: ClaimRequest, ending: _Ending) -> None:
-        self.request = request
-        self.ending = ending
+    request: ClaimRequest
+    ending: _Ending
 
 
 class Writes(Lane):
@@ -132,7 +126,7 @@ class Writes(Lane):
     # ---- settlements ---------------------------------------------------------------------------------------------
 
     def _ending(self, request: SettleRequest, done: Callable[[SettleOutcome], None]) -> _Ending:
-        ending = _Ending(request, done)
+        ending = _Ending(request, done, len(request.head or b"") + len(request.body or b""))
         if self._bytes + ending.size > MAX_PENDING_BYTES:
             ending.bury(head_too=False)
             self.link.observer.error("settle", "pending_memory")
@@ -160,7 +154,7 @@ class Writes(Lane):
             await self._after(answer.fault, batch, deadlocked=deadlocked)
             return
         for row in answer.rows:
-            self._end(batch[row["n"] - 1], SettleOutcome(row["outcome"]))
+            self._end(batch[row["n"] - 1], settle_outcome(row))
 
     async def _after(self, fault: Fault, batch: list[_Ending], *, deadlocked: bool) -> None:
         """What a failed statement means for its settlements: nothing is given up, whatever it was."""
