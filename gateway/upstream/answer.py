@@ -9,6 +9,8 @@ Interim answers (1xx) are skipped. Trailers are dropped: they come after the hea
 stored reply has no place for them. Bodies are never inflated.
 """
 
+import sys
+
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
 from gateway.model import Headers, ReplyHead
@@ -19,31 +21,40 @@ INCOMPLETE = "http_response_incomplete"
 TERMINATED = "connection_terminated"
 UPGRADED = "http_upgrade_failed"
 
-_NO_CONTENT, _NOT_MODIFIED = 204, 304
+ENDLESS = sys.maxsize
+"""The size of a body whose content type is a stream: more than any limit."""
+
+_NO_CONTENT = 204
+_END_WITH_HEAD = (_NO_CONTENT, 304)
+_TYPE, _LENGTH = b"content-type", b"content-length"
+_STREAM_TYPES = (b"text/event-stream", b"multipart/x-mixed-replace")
 
 
 class AnswerReader:
     """The answer being read: `begin`, then `feed` bytes and look at the attributes; `end` when no more will come.
 
-    `head`: the final head, once it is complete. `parts`, `size`: body bytes read and not taken. `declared`: the
-    Content-Length, -1 without one. `endless`: a content type that is a stream. `complete`: the whole answer was read.
-    `surplus`: bytes came after it. `reusable`: the connection may carry another request. `cause`: why this is not and
-    will not become an answer, as a proxy error type of RFC 9209, section 2.3.
+    `head`: the final head, once it is complete. `parts`: body bytes read and not taken. `size`: how many bytes the
+    body has at least, as declared, else as read so far; `ENDLESS` if its type says so, -1 as long as there is no head.
+    `complete`: the whole answer was read.
+
+    Three speak about the connection too, and nothing takes them back, `begin` neither. `surplus`: bytes came after the
+    answer. `reusable`, once it is complete: the connection may carry another request. `cause`: why this is not and will
+    not become an answer, as a proxy error type of RFC 9209, section 2.3.
     """
 
     __slots__ = (
         "_begun",
+        "_counting",
         "_head_limit_bytes",
         "_head_only",
         "_headers",
         "_interim",
+        "_nul",
         "_parser",
         "_reason",
         "_unclaimed",
         "cause",
         "complete",
-        "declared",
-        "endless",
         "head",
         "parts",
         "reusable",
@@ -54,7 +65,11 @@ class AnswerReader:
     def __init__(self, head_limit_bytes: int) -> None:
         self._head_limit_bytes = head_limit_bytes
         self._parser = self._new_parser()
-        self._head_only = False
+        self._head_only = self._interim = False
+        self._nul = False  # one was fed since the last head was judged
+        self.cause: str | None = None
+        self.reusable = True
+        self.surplus = False
         self.begin(head_only=False)
 
     def _new_parser(self) -> HttpResponseParser:
@@ -65,32 +80,29 @@ class AnswerReader:
         return parser
 
     def begin(self, *, head_only: bool) -> None:
-        """Expect the answer to a new request; `head_only` if that is a HEAD."""
+        """Expect the answer to a new request; `head_only` if that is a HEAD. Only where the last left it `reusable`."""
         if self._head_only:
             self._parser = self._new_parser()  # httptools cannot be told of HEAD: the old one still waits for a body
         self._head_only = head_only
-        self._begun = self._interim = False
+        self._begun = False
         self._headers: Headers = []
         self._reason = b""
         self._unclaimed = 0  # bytes since the last interim head, head or piece of a body: bounds heads and trailers
-        self.cause: str | None = None
         self.complete = False
-        self.declared = -1
-        self.endless = False
         self.head: ReplyHead | None = None
         self.parts: list[bytes] = []
-        self.reusable = False
-        self.size = 0
-        self.surplus = False
+        self.size = -1
 
     def feed(self, data: bytes) -> None:
         """Read on. After `cause` or `complete` is set, what comes counts as surplus or not at all."""
         self._unclaimed += len(data)
+        if self.head is None and 0 in data:
+            self._nul = True
         try:
             self._parser.feed_data(data)
         except (HttpParserError, HttpParserUpgrade):
             if self.complete:
-                self.surplus = True
+                self._note_surplus()
             elif self.cause is None:
                 self.cause = PROTOCOL_ERROR
         else:
@@ -112,11 +124,11 @@ class AnswerReader:
     @property
     def ends_with_head(self) -> bool:
         """Whether there is no doubt where the answer ends, whatever follows it (RFC 9112, section 6.3)."""
-        return self.head is not None and self.head.status in (_NO_CONTENT, _NOT_MODIFIED)
+        return self.head is not None and self.head.status in _END_WITH_HEAD
 
     def take(self) -> list[bytes]:
-        """Hand over the body read so far; what comes later is counted anew."""
-        parts, self.parts, self.size = self.parts, [], 0
+        """Hand over the body read so far."""
+        parts, self.parts = self.parts, []
         return parts
 
     # ---- what llhttp calls ------------------------------------------------------------------------------------
@@ -124,7 +136,7 @@ class AnswerReader:
     def on_message_begin(self) -> None:
         self._begun = True
         if self.complete:
-            self.surplus = True
+            self._note_surplus()
 
     def on_status(self, reason: bytes) -> None:
         self._reason += reason  # in pieces when it crosses the border of two reads
@@ -146,30 +158,36 @@ class AnswerReader:
             if status <= 101:
                 self.cause = {100: None, 101: UPGRADED}.get(status, PROTOCOL_ERROR)
             return
-        self.reusable = True
+        size, endless = -1, False
         for name, value in headers:
-            size = len(name)
-            if size == 14 and name.lower() == b"content-length":
-                self.declared = int(value)
-            elif size == 12 and name.lower() == b"content-type":
-                self.endless = value.lower().startswith((b"text/event-stream", b"multipart/x-mixed-replace"))
-            if 0 in value:
+            if len(name) in (12, 14):  # cheaper than lower case for each
+                lowered = name.lower()
+                if lowered == _LENGTH:
+                    size = int(value)
+                elif lowered == _TYPE:
+                    endless = value.lower().startswith(_STREAM_TYPES)
+        if self._nul:
+            self._nul = False
+            if any(0 in value for _, value in headers):
                 self.cause = PROTOCOL_ERROR  # RFC 9110, section 5.5: refuse NUL, or replace it
         self.head = ReplyHead(status, self._reason, headers)
         self._headers = []  # whatever comes now is a trailer
+        self._counting = size < 0
+        self.size = ENDLESS if endless else max(size, 0)
         if self._head_only:
             self.complete = True
             self.reusable = self._parser.should_keep_alive()
-        elif status in (_NO_CONTENT, _NOT_MODIFIED):
-            self._distrust_if_body_follows(status)
+        elif status in _END_WITH_HEAD:
+            self._distrust_if_body_follows(self.head, size)
 
     def on_body(self, data: bytes) -> None:
         if self.complete:
-            self.surplus = True
+            self._note_surplus()
             return
         self._unclaimed = 0
         self.parts.append(data)
-        self.size += len(data)
+        if self._counting:
+            self.size += len(data)
 
     def on_message_complete(self) -> None:
         if self._interim:
@@ -178,12 +196,17 @@ class AnswerReader:
             self._reason = b""
         elif not self.complete:
             self.complete = True
-            self.reusable = self.reusable and self._parser.should_keep_alive()
+            if not self._parser.should_keep_alive():
+                self.reusable = False
 
-    def _distrust_if_body_follows(self, status: int) -> None:
+    def _note_surplus(self) -> None:
+        self.surplus = True
+        self.reusable = False
+
+    def _distrust_if_body_follows(self, head: ReplyHead, declared: int) -> None:
         """Some services send a body with a 204 all the same; it would be read as the next answer."""
-        chunked = self.head is not None and any(n.lower() == b"transfer-encoding" for n, _ in self.head.headers)
-        if chunked or (self.declared > 0 and status == _NO_CONTENT):
+        chunked = any(name.lower() == b"transfer-encoding" for name, _ in head.headers)
+        if chunked or (declared > 0 and head.status == _NO_CONTENT):
             self.reusable = False
 
 

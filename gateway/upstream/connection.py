@@ -8,6 +8,8 @@ import os
 import select
 from typing import Protocol, cast
 
+import msgspec
+
 from gateway.exchange import Receiver
 from gateway.model import NoReply, NotTrusted, UpstreamFailure
 from gateway.upstream.answer import TERMINATED, AnswerReader
@@ -39,43 +41,23 @@ class Owner(Protocol):
         """Count a failure."""
 
 
-class Call:
+class Call(msgspec.Struct, eq=False):
     """A request under way: an `exchange.Sending`. `receiver` is None once it was told, or the call aborted."""
 
-    __slots__ = (
-        "body",
-        "connection",
-        "deadline",
-        "dialled",
-        "head_only",
-        "limit_bytes",
-        "owner",
-        "receiver",
-        "reused",
-        "sent",
-        "start",
-        "stream",
-        "unwritten",
-        "upload",
-    )
-
-    def __init__(
-        self, owner: Owner, start: bytes, body: bytes, limit_bytes: int, receiver: Receiver, *, head_only: bool
-    ) -> None:
-        self.owner = owner
-        self.start = start  # the head with its framing, and a small body
-        self.body = body  # a larger one
-        self.limit_bytes = limit_bytes  # -1: stream the answer, whatever it is
-        self.receiver: Receiver | None = receiver
-        self.head_only = head_only
-        self.connection: Connection | None = None
-        self.deadline = 0.0
-        self.dialled = False
-        self.reused = False
-        self.sent = False
-        self.stream: ReplyStream | None = None
-        self.unwritten = False  # a streamed request body has not been written to its end
-        self.upload: asyncio.Task[None] | None = None  # what writes it
+    owner: Owner
+    start: bytes  # the head with its framing, and a small body
+    body: bytes  # a larger one
+    limit_bytes: int  # -1: stream the answer, whatever it is
+    receiver: Receiver | None
+    head_only: bool
+    connection: "Connection | None" = None
+    reused: bool = False
+    sent: bool = False
+    stream: ReplyStream | None = None
+    unwritten: bool = False  # a streamed request body has not been written to its end
+    upload: asyncio.Task[None] | None = None  # what writes it
+    dialled: bool = False  # a connection is being made because of it
+    deadline: float = 0.0  # when it has waited too long for one
 
     def abort(self) -> None:
         """Close the connection or leave the queue. No callback comes afterwards; idempotent."""
@@ -100,7 +82,7 @@ class Call:
 
 
 class Connection(asyncio.Protocol):
-    """One connection. `gone`: its socket is closed. `idle_since` is the pool's."""
+    """One connection. `gone`: its socket is closed. `idle_until` is the pool's."""
 
     __slots__ = (
         "_answer",
@@ -112,7 +94,7 @@ class Connection(asyncio.Protocol):
         "_used",
         "_writable",
         "gone",
-        "idle_since",
+        "idle_until",
     )
 
     def __init__(self, owner: Owner, head_limit_bytes: int) -> None:
@@ -125,7 +107,7 @@ class Connection(asyncio.Protocol):
         self._used = False
         self._writable: asyncio.Future[None] | None = None
         self.gone = False
-        self.idle_since = 0.0
+        self.idle_until = 0.0
 
     # ---- for the pool -----------------------------------------------------------------------------------------
 
@@ -250,9 +232,7 @@ class Connection(asyncio.Protocol):
             if answer.complete:
                 self._free(call)
                 stream.finish()
-        elif answer.head is None:
-            return
-        elif answer.endless or answer.declared > call.limit_bytes or answer.size > call.limit_bytes:
+        elif answer.size > call.limit_bytes:
             self._start_stream(call)
         elif answer.complete:
             self._deliver(call)
@@ -267,7 +247,7 @@ class Connection(asyncio.Protocol):
         call.receiver = None
         self._free(call)
         if receiver is not None and head is not None:
-            receiver.on_reply(head, parts[0] if len(parts) == 1 else b"".join(parts))
+            receiver.on_reply(head, b"".join(parts))  # a single piece is not copied
 
     def _start_stream(self, call: Call) -> None:
         answer = self._answer
@@ -286,13 +266,13 @@ class Connection(asyncio.Protocol):
         """The answer is complete: detach the call; the connection is the pool's again, or of no more use."""
         reusable = (
             self._answer.reusable
-            and not self._answer.surplus
             and not call.unwritten
             and not self._transport.get_write_buffer_size()  # answered before the request was read to its end
         )
         self._detach(call)
         if reusable:
-            self.resume()
+            if self._paused:
+                self.resume()
             self._owner.release(self)
         else:
             self._owner.discard(self)
@@ -309,7 +289,8 @@ class Connection(asyncio.Protocol):
     def _detach(self, call: Call) -> None:
         self._call = None
         call.connection = None
-        call.stop_upload()
+        if call.upload is not None:
+            call.stop_upload()
 
     def _rescue(self) -> None:
         """Read what lies in the kernel after an error of *writing*.

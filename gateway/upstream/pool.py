@@ -22,6 +22,7 @@ from gateway.upstream.dial import DialError, dial
 from gateway.upstream.uploading import Opening, framing
 
 _JOIN_BYTES = 64 * 1024  # up to here copying the body is cheaper than a second write
+_CLOSE = b"Connection: close\r\n"
 _now = partial(time.clock_gettime, getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 """Seconds of the boot-time clock, which goes on while the machine sleeps."""
 
@@ -96,13 +97,14 @@ class HttpUpstream:
 
         `may_send` may be asked before this has returned, the other callbacks never come before.
         """
+        if not self._keep_alive:
+            head += _CLOSE
         size = len(body)
         if size <= _JOIN_BYTES:
-            start = b"%bContent-Length: %d\r\n\r\n%b" % (self._head(head), size, body)
-            body = b""
+            start, body = b"%bContent-Length: %d\r\n\r\n%b" % (head, size, body), b""
         else:
-            start = b"%bContent-Length: %d\r\n\r\n" % (self._head(head), size)
-        call = Call(self, start, body, limit_bytes, receiver, head_only=head.startswith(b"HEAD "))
+            start = b"%bContent-Length: %d\r\n\r\n" % (head, size)
+        call = Call(self, start, body, limit_bytes, receiver, head.startswith(b"HEAD "))
         self._submit(call)
         return call
 
@@ -117,8 +119,8 @@ class HttpUpstream:
         Raises `UpstreamFailed`; what `body` raises, then the connection is closed. Cancelling closes it too.
         """
         opening = Opening(body, length)
-        start = self._head(head) + framing(body is not None, length)
-        opening.call = call = Call(self, start, b"", -1, opening, head_only=head_only or head.startswith(b"HEAD "))
+        start = head + (b"" if self._keep_alive else _CLOSE) + framing(body is not None, length)
+        opening.call = call = Call(self, start, b"", -1, opening, head_only or head.startswith(b"HEAD "))
         call.unwritten = body is not None
         self._submit(call)
         try:
@@ -143,16 +145,13 @@ class HttpUpstream:
             self._all_lost = asyncio.get_running_loop().create_future()
             await self._all_lost
 
-    def _head(self, head: bytes) -> bytes:
-        return head if self._keep_alive else head + b"Connection: close\r\n"
-
     # ---- handing out ------------------------------------------------------------------------------------------
 
     def _submit(self, call: Call) -> None:
         idle = self._idle
         while idle:
             connection = idle.pop()
-            if connection.is_usable() and _now() - connection.idle_since < self._idle_timeout:
+            if _now() < connection.idle_until and connection.is_usable():
                 if not connection.carry(call):
                     idle.append(connection)
                 return
@@ -170,9 +169,10 @@ class HttpUpstream:
         if self._closed or not self._keep_alive:
             self.discard(connection)
         elif not self._waiting:
-            connection.idle_since = now = _now()
+            connection.idle_until = until = _now() + self._idle_timeout
             self._idle.append(connection)
-            self._wake_at(now + self._idle_timeout)
+            if until < self._alarm_at:
+                self._wake_at(until)
         elif connection.is_usable():
             self._give(connection)
         else:
@@ -183,9 +183,9 @@ class HttpUpstream:
         while self._waiting:
             if connection.carry(self._waiting.popleft()):
                 return
-        connection.idle_since = now = _now()
+        connection.idle_until = until = _now() + self._idle_timeout
         self._idle.append(connection)
-        self._wake_at(now + self._idle_timeout)
+        self._wake_at(until)
 
     def discard(self, connection: Connection) -> None:
         """Close a connection and make room for another; idempotent."""
@@ -282,13 +282,13 @@ class HttpUpstream:
         """Close what idled too long; refuse what waited too long for a free connection."""
         self._alarm, self._alarm_at = None, math.inf
         now = _now()
-        while self._idle and self._idle[0].idle_since + self._idle_timeout <= now:
+        while self._idle and self._idle[0].idle_until <= now:
             self.discard(self._idle[0])
         for call in [call for call in self._waiting if not call.dialled and call.deadline <= now]:
             self._waiting.remove(call)
             self._refuse(call, "connection_limit_reached")
         if self._idle:
-            self._wake_at(self._idle[0].idle_since + self._idle_timeout)
+            self._wake_at(self._idle[0].idle_until)
         deadlines = [call.deadline for call in self._waiting if not call.dialled]
         if deadlines:
             self._wake_at(min(deadlines))
