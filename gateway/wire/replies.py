@@ -121,19 +121,23 @@ def _cut(status: int, reason: bytes, headers: Headers, kinds: dict[bytes, _Kind]
     dated = False
     for line in headers:
         kind = kinds.get(line[0].lower())
-        if kind is None or kind in {"location", "request_id"}:
+        if kind is None:
             text = b": ".join(line)
             live.append(text)
             kept.append(text)
-            if kind == "location":
-                location = line[1]
-            elif kind == "request_id":
-                request_id = line[1]
         elif kind == "date":
             live.append(b": ".join(line))
             dated = True
         elif kind == "length":
             length = line[1]
+        elif kind in {"location", "request_id"}:
+            text = b": ".join(line)
+            live.append(text)
+            kept.append(text)
+            if kind == "location":
+                location = line[1]
+            else:
+                request_id = line[1]
         elif kind == "passing":
             live.append(b": ".join(line))
         elif kind == "connection" and line[1] not in NOMINATES_NOTHING:
@@ -141,7 +145,8 @@ def _cut(status: int, reason: bytes, headers: Headers, kinds: dict[bytes, _Kind]
             if any(kinds.get(name) != "dropped" for name in names):
                 return _cut(status, reason, headers, kinds | dict.fromkeys(names, "dropped"))
     whole = b"\r\n".join(live) + b"\r\n"
-    if whole.count(_LF) != len(live) or whole.count(_CR) != len(live) or _NUL in whole:
+    ends = len(live)
+    if whole.count(_LF) != ends or whole.count(_CR) != ends or _NUL in whole:
         return _cut(status, _plain(reason), [(_plain(name), _plain(value)) for name, value in headers], kinds)
     return ReplyLines(whole, b"\r\n".join(kept) + b"\r\n", request_id, location, length, dated)
 
