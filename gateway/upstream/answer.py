@@ -26,8 +26,6 @@ ENDLESS = sys.maxsize
 
 _NO_CONTENT = 204
 _END_WITH_HEAD = (_NO_CONTENT, 304)
-_TYPE, _LENGTH = b"content-type", b"content-length"
-_STREAM_TYPES = (b"text/event-stream", b"multipart/x-mixed-replace")
 
 
 class AnswerReader:
@@ -141,8 +139,8 @@ class AnswerReader:
     def on_status(self, reason: bytes) -> None:
         self._reason += reason  # in pieces when it crosses the border of two reads
 
-    def on_header(self, name: bytes, value: bytes) -> None:
-        self._headers.append((name, value))
+    def on_header(self, *line: *tuple[bytes, bytes]) -> None:
+        self._headers.append(line)  # name and value
 
     def on_headers_complete(self) -> None:
         if self.head is not None:
@@ -158,27 +156,27 @@ class AnswerReader:
             if status <= 101:
                 self.cause = {100: None, 101: UPGRADED}.get(status, PROTOCOL_ERROR)
             return
-        size, endless = -1, False
+        declared: int | None = None
+        endless = False
         for name, value in headers:
-            if len(name) in (12, 14):  # cheaper than lower case for each
-                lowered = name.lower()
-                if lowered == _LENGTH:
-                    size = int(value)
-                elif lowered == _TYPE:
-                    endless = value.lower().startswith(_STREAM_TYPES)
+            size = len(name)
+            if size == 14 and name.lower() == b"content-length":
+                declared = int(value)
+            elif size == 12 and name.lower() == b"content-type":
+                endless = value.lower().startswith((b"text/event-stream", b"multipart/x-mixed-replace"))
         if self._nul:
             self._nul = False
             if any(0 in value for _, value in headers):
                 self.cause = PROTOCOL_ERROR  # RFC 9110, section 5.5: refuse NUL, or replace it
         self.head = ReplyHead(status, self._reason, headers)
         self._headers = []  # whatever comes now is a trailer
-        self._counting = size < 0
-        self.size = ENDLESS if endless else max(size, 0)
+        self._counting = declared is None
+        self.size = ENDLESS if endless else declared or 0
         if self._head_only:
             self.complete = True
             self.reusable = self._parser.should_keep_alive()
         elif status in _END_WITH_HEAD:
-            self._distrust_if_body_follows(self.head, size)
+            self._distrust_if_body_follows(self.head, declared or 0)
 
     def on_body(self, data: bytes) -> None:
         if self.complete:
