@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import asyncpg
+import msgspec
 import pytest
 
 from gateway.errors import SchemaError
@@ -22,7 +23,7 @@ from gateway.model import (
 from gateway.store import PostgresStore, migrate, writes
 from gateway.store.session import Session
 
-from .conftest import Asking, MakeStore, Watch, claim_request, settle_request
+from .conftest import Asking, MakeStore, Watch, claim_request, identity, settle_request
 from .relay import Relay
 
 SHORT_MS = 400
@@ -554,3 +555,12 @@ async def test_a_new_epoch_is_seen_with_the_next_statement(asking: Asking, datab
     await database.execute("UPDATE idempotency_schema SET epoch = epoch + 1")
     await asking.claim(claim_request())
     assert asking.store.epoch == before + 1
+
+
+@pytest.mark.parametrize("scope", ["customer=\0", "customer=\ud800"])
+async def test_a_claim_that_no_text_can_hold_fails_alone(asking: Asking, scope: str) -> None:
+    good = [claim_request(f"k{n}") for n in range(3)]
+    bad = claim_request("bad", identity=msgspec.structs.replace(identity("bad"), scope=scope))
+    outcomes = await asyncio.gather(*(asking.claim(request) for request in [good[0], bad, *good[1:]]))
+    assert outcomes.pop(1) == Unavailable("invalid_row")
+    assert all(isinstance(outcome, Acquired) for outcome in outcomes)

@@ -495,6 +495,38 @@ async def test_a_batch_answers_each_of_its_claims(bench: Bench) -> None:
     assert [type(outcome) for outcome in found] == [Acquired, Held, Completed, Acquired]
 
 
+async def test_claims_and_settlements_of_one_batch_keep_each_its_own_terms(bench: Bench) -> None:
+    claims = [
+        claim_request("a", lease_ms=5_000, effect_ms=1, on_in_doubt=BLOCK),
+        claim_request("ü", lease_ms=6_000, effect_ms=2, on_in_doubt=PROBE, identity=identity("ü", "kunde=Jörg")),
+        claim_request("c", lease_ms=5_000, effect_ms=1, on_in_doubt=BLOCK, identity=identity("c", "")),
+    ]
+    await bench.claims(claims)
+    records = [await bench.record(claim) for claim in claims]
+    assert [record["lease_ms"] for record in records] == [5_000, 6_000, 5_000]
+    assert [record["on_in_doubt"] for record in records] == ["block", "probe", "block"]
+    assert [(record["key"], record["scope"]) for record in records] == [
+        ("a", "customer=1"),
+        ("ü", "kunde=Jörg"),
+        ("c", ""),
+    ]
+    assert [record["claim"] for record in records] == [claim.claim_id for claim in claims]
+    await bench.settles(
+        [
+            settle_request(claims[0], status=200),
+            settle_request(claims[1], Settlement.RELEASE),
+            settle_request(claims[2], status=404, head=None, body=None),
+        ]
+    )
+    records = [await bench.record(claim) for claim in claims]
+    assert [(record["state"], record["status"]) for record in records] == [
+        ("completed", 200),
+        ("released", None),
+        ("completed", 404),
+    ]
+    assert [record["reply_on"] is not None for record in records] == [True, False, False]
+
+
 async def test_the_constraints_refuse_states_that_make_no_sense(bench: Bench) -> None:
     request = claim_request()
     await bench.claim(request)
