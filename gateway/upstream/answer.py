@@ -65,6 +65,7 @@ class AnswerReader:
         self._parser = self._new_parser()
         self._head_only = self._interim = False
         self._nul = False  # one was fed since the last head was judged
+        self._counting = False  # the body has no declared length
         self.cause: str | None = None
         self.reusable = True
         self.surplus = False
