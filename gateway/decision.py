@@ -15,6 +15,7 @@ from gateway.model import (
     Acquired,
     ClaimOutcome,
     Completed,
+    Conflict,
     Fingerprint,
     Held,
     InDoubt,
@@ -85,6 +86,8 @@ def decide(outcome: ClaimOutcome, on_store_failure: OnStoreFailure) -> Action:
             return Refuse("key-reused", None, first_seen_unix, original_status)
         case OtherRecipe(fingerprint):
             return ClaimAgain(fingerprint)
+        case Conflict():
+            return Refuse("store-unavailable")
         case Unavailable():
             return ForwardUnprotected() if on_store_failure is OnStoreFailure.FORWARD else Refuse("store-unavailable")
         case _:

@@ -190,13 +190,17 @@ class OtherRecipe(msgspec.Struct, frozen=True):
     fingerprint: Fingerprint
 
 
+class Conflict(msgspec.Struct, frozen=True):
+    """The record under this id says that it is another identity's: a damaged row. Never a reason to execute."""
+
+
 class Unavailable(msgspec.Struct, frozen=True):
     """The store did not answer in time. Whether the claim was written is unknown: abandon it, or keep its id."""
 
     cause: str
 
 
-ClaimOutcome = Acquired | Held | Completed | InDoubt | Mismatch | OtherRecipe | Unavailable
+ClaimOutcome = Acquired | Held | Completed | InDoubt | Mismatch | OtherRecipe | Conflict | Unavailable
 
 
 # ---- settling --------------------------------------------------------------------------------------------------

@@ -27,6 +27,7 @@ from gateway.model import (
     Acquired,
     ClaimOutcome,
     Completed,
+    Conflict,
     Fingerprint,
     Held,
     InDoubt,
@@ -58,6 +59,7 @@ DECISIONS = [
     (Mismatch(5.0, 422), Refuse("key-reused", None, 5.0, 422)),
     (Mismatch(5.0, None), Refuse("key-reused", None, 5.0, None)),
     (OtherRecipe(PRINT), ClaimAgain(PRINT)),
+    (Conflict(), Refuse("store-unavailable")),
 ]
 
 

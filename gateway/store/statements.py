@@ -18,6 +18,7 @@ from gateway.model import (
     ClaimOutcome,
     ClaimRequest,
     Completed,
+    Conflict,
     Fingerprint,
     Held,
     InDoubt,
@@ -88,7 +89,7 @@ def claim_outcome(row: asyncpg.Record, request: ClaimRequest, trusted_until: flo
     if row["again"]:
         return None
     if not row["identity"]:
-        return Unavailable("record_identity_conflict")
+        return Conflict()
     first_seen = row["first_seen"]
     stored = Fingerprint(row["recipe"], row["fingerprint"])
     if stored.recipe != request.fingerprint.recipe:

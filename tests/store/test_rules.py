@@ -9,6 +9,7 @@ import pytest
 from gateway.model import (
     Acquired,
     Completed,
+    Conflict,
     Fingerprint,
     Held,
     InDoubt,
@@ -407,7 +408,7 @@ async def test_rule_31_an_identity_that_differs_behind_one_digest_is_a_fault_and
     await bench.settle(settle_request(request, Settlement.RELEASE))
     mine = identity()
     renamed = claim_request(identity=type(mine)(mine.record_id, "shop", "create-order", "customer=2", "k"))
-    assert await bench.claim(renamed) == Unavailable("record_identity_conflict")
+    assert await bench.claim(renamed) == Conflict()
 
 
 # ---- replies: rules 20, 21 -----------------------------------------------------------------------------------------
