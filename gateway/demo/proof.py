@@ -263,6 +263,7 @@ def _ended_always() -> Iterator[contextlib.ExitStack]:
 
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs are born ignoring it
     try:
         with contextlib.ExitStack() as stack:
             try:

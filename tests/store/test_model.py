@@ -163,6 +163,7 @@ class Holders(RuleBasedStateMachine):
         self.t = 0.0
         self.model = Record()
         self.claims: list[ClaimRequest] = []
+        self.completed: set[bytes] = set()
         self.runner.run(
             self.bench.connection.execute("DELETE FROM idempotency_record; DELETE FROM idempotency_response")
         )
@@ -179,10 +180,15 @@ class Holders(RuleBasedStateMachine):
         self.claims.append(request)
         self._claim(request)
 
-    @precondition(lambda self: self.claims)
+    @precondition(lambda self: self.asking)
     @rule(data=st.data())
     def repeats_a_claim(self, data: st.DataObject) -> None:
-        self._claim(data.draw(st.sampled_from(self.claims)))
+        self._claim(data.draw(st.sampled_from(self.asking)))
+
+    @property
+    def asking(self) -> list[ClaimRequest]:
+        """Claims that may still be asked for: nobody asks again after the completion was acknowledged."""
+        return [request for request in self.claims if request.claim_id not in self.completed]
 
     @precondition(lambda self: self.claims)
     @rule(data=st.data(), settlement=st.sampled_from(Settlement), forwarded=st.booleans(), binds=st.booleans())
@@ -191,6 +197,8 @@ class Holders(RuleBasedStateMachine):
         forwarded = forwarded or settlement is Settlement.COMPLETE
         asked = settle_request(request, settlement, forwarded=forwarded, binds=binds, keep_ms=KEEP * 1000)
         found = self.runner.run(self.bench.settle(asked, self.t))
+        if settlement is Settlement.COMPLETE and found is SettleOutcome.DONE:
+            self.completed.add(request.claim_id)
         assert found is self.model.settle(request, settlement, forwarded, binds, self.t)
 
     @precondition(lambda self: self.claims)

@@ -191,6 +191,7 @@ async def test_c47_a_a_locked_table_is_a_503_in_time_and_all_is_well_afterwards(
             assert await one.metric("in_flight") == 0
     finally:
         await locker.close()
+    await one.until_metric("store_up", lambda up: up == 1)
     answers = await asyncio.gather(*(one.ask(post("/block", f"{key}-{number}")) for number in range(10)))
     assert [answer.value("Idempotency-Status") for answer in answers] == ["executed"] * 10
     assert service.executions.total() == 10
