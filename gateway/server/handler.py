@@ -7,7 +7,7 @@ import asyncio
 import secrets
 from collections.abc import AsyncIterator, Callable, Mapping
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 
@@ -19,13 +19,11 @@ from gateway.fingerprint import Content, recipe
 from gateway.identity import Identifier, Refusal
 from gateway.log import Log, RequestLine
 from gateway.metrics import Metrics, code_class
-from gateway.model import Fields, Headers, NeverSent, Outcome
+from gateway.model import Fields, Headers, Identity, NeverSent, Outcome
 from gateway.routes import Ambiguous, NoRoute, Pass, Protect, Route, RouteTable
-from gateway.server.listener import AT_ONCE_BYTES, Answerable, Gone, Inbound, LineTooLong, Ready, RequestPayloadError
+from gateway.server.connection import AT_ONCE_BYTES, Answerable, Gone, Later, Ready
+from gateway.server.inbound import BodyBroken, HeadFault, Inbound
 from gateway.upstream import HttpUpstream
-
-_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
-_HTTP_11 = (1, 1)
 
 
 class _Request(msgspec.Struct):
@@ -46,7 +44,7 @@ class _Request(msgspec.Struct):
         """Whether the whole request has come. If not, its rest must not be taken for the next one: the client may
         have waited for `100 Continue`, and skip the body when it gets another answer.
         """
-        return self.inbound.payload.is_eof()
+        return self.inbound.is_read
 
 
 class _Forwarding(msgspec.Struct, frozen=True):
@@ -71,7 +69,6 @@ class Handler:
         log: Log,
         clock: Callable[[], float],
     ) -> None:
-        self.active = 0
         self._config = config
         self._routes = routes
         self._exchanges = exchanges
@@ -95,28 +92,16 @@ class Handler:
             )
             for route in config.routes.values()
         }
-        self._body_timeout = config.limits.body_timeout_ms / 1000
         self._head_limit = config.limits.head_size_bytes
         self._buffer_limit = config.limits.buffer_memory_bytes
         self._type_base = config.problems.type_base
         self._id_prefix = secrets.token_hex(5)
         self._id_count = 0
 
-    async def __call__(self, inbound: Inbound) -> Answerable:
+    def __call__(self, inbound: Inbound) -> Answerable:
         """Answer one request."""
-        self.active += 1
-        try:
-            return await self._answer(inbound)
-        finally:
-            self.active -= 1
-
-    async def _answer(self, inbound: Inbound) -> Answerable:
-        message = inbound.message
-        headers = cast("Headers", message.raw_headers)
-        method = message.method.encode("latin-1")
-        target = message.path.encode("utf-8", "surrogateescape")
-        http11 = message.version == _HTTP_11
-        look = wire.look(method, target, headers, http11=http11)
+        method, headers, http11 = inbound.method, inbound.headers, inbound.http11
+        look = wire.look(method, inbound.target, headers, http11=http11)
         request = _Request(
             inbound=inbound,
             method=method,
@@ -125,8 +110,7 @@ class Handler:
             seen=look.seen,
             request_id=wire.request_id(look.seen, inbound.connection.peer, self._new_id()),
             began=self._clock(),
-            # No upgrade is made, but aiohttp loses what was read behind the wish for one: nothing may follow it.
-            keep_alive=not (message.should_close or message.upgrade),
+            keep_alive=inbound.keep_alive,
             http11=http11,
         )
         if look.size_bytes > self._head_limit:
@@ -135,12 +119,12 @@ class Handler:
             return self._problem(request, "request-invalid", reason=look.fault)
         if self._context.draining:
             return self._problem(request, "draining")
-        matched = self._routes.match(message.method, look.host, look.target, look.seen)
+        matched = self._routes.match(method.decode("ascii"), look.host, look.target, look.seen)
         match matched:
             case Protect(route):
-                return await self._protect(request, route)
+                return self._protect(request, route)
             case Pass(upstream):
-                return await self._relay(request, upstream)
+                return self._relay(request, upstream)
             case Ambiguous():
                 return self._problem(request, "path-ambiguous")
             case NoRoute():
@@ -150,37 +134,51 @@ class Handler:
         self._id_count += 1
         return f"{self._id_prefix}{self._id_count:07x}"
 
-    def refuse(self, status: int, cause: BaseException | None) -> bytes:
-        """Return the answer to a request that could not be parsed, or on which the gateway failed."""
+    def refuse(self, fault: HeadFault) -> bytes:
+        """Return the answer to a head that could not be read."""
         request_id = self._new_id()
-        if isinstance(cause, LineTooLong):
+        if fault == "too-large":
             problem = wire.problem(
                 "head-too-large", type_base=self._type_base, request_id=request_id, limit_bytes=self._head_limit
             )
-        elif status < 500:
+        else:
             problem = wire.problem(
                 "request-invalid", type_base=self._type_base, request_id=request_id, reason="malformed"
             )
-        else:
-            self._log.event("fault", "error", cause=type(cause).__name__, text=str(cause))
-            return b"HTTP/1.1 500 Internal Server Error\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
         return wire.answer(problem.head, problem.body, status=problem.status, http11=True, keep_alive=False)
+
+    def fault(self, error: BaseException) -> bytes:
+        """Return the answer to a request on which the gateway failed."""
+        self._log.event("fault", "error", cause=type(error).__name__, text=str(error))
+        return b"HTTP/1.1 500 Internal Server Error\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 
     # ---- protected -----------------------------------------------------------------------------------------------
 
-    async def _protect(self, request: _Request, route: Route) -> Answerable:
-        policy, look, seen, inbound = route.policy, request.look, request.seen, request.inbound
-        peer = inbound.connection.peer
+    def _protect(self, request: _Request, route: Route) -> Answerable:
+        policy, seen, inbound = route.policy, request.seen, request.inbound
         if wire.hides(seen, self._guards[route.name]):
             return self._refuse(request, route, "request-invalid", reason="connection")
-        identity = self._identifiers[route.name].identify(seen, peer_trusted=peer.trusted)
+        identity = self._identifiers[route.name].identify(seen, peer_trusted=inbound.connection.peer.trusted)
         if isinstance(identity, Refusal):
             if identity.code == "key-missing" and policy.on_missing_key is OnMissingKey.FORWARD:
-                return await self._relay(request, route.upstream, route)
+                return self._relay(request, route.upstream, route)
             return self._refuse(request, route, identity.code, **identity.members)
-        body = await self._read_body(request, policy.max_request_body_bytes)
+        if not inbound.is_read:
+            return self._protect_read(request, route, identity)
+        body = inbound.take()
+        if len(body) > policy.max_request_body_bytes:
+            return self._refuse(request, route, "request-too-large", limit_bytes=policy.max_request_body_bytes)
+        return self._exchange(request, route, identity, body)
+
+    async def _protect_read(self, request: _Request, route: Route, identity: Identity) -> Answerable:
+        """Go on when the body has come."""
+        body = await self._read_body(request, route.policy.max_request_body_bytes)
         if not isinstance(body, bytes):
             return Gone() if body is None else self._refuse(request, route, body[0], **body[1])
+        return self._exchange(request, route, identity, body)
+
+    def _exchange(self, request: _Request, route: Route, identity: Identity, body: bytes) -> Answerable:
+        policy, look, seen = route.policy, request.look, request.seen
         started = self._clock()
         call = Call(
             route=route.name,
@@ -195,7 +193,7 @@ class Handler:
                 request.method,
                 look,
                 request.headers,
-                peer=peer,
+                peer=request.inbound.connection.peer,
                 request_id=request.request_id,
                 host=self._forwarding[route.upstream].host,
                 strip=policy.key.header if policy.forward_key is ForwardKey.STRIP else None,
@@ -204,23 +202,26 @@ class Handler:
             request_id=request.request_id,
         )
         answer = self._exchanges.begin(call)
-        if not isinstance(answer, Answer):
-            answer = await answer
+        respond = partial(self._respond, request, route, started, len(body))
+        return respond(answer) if isinstance(answer, Answer) else Later(answer, respond)
+
+    def _respond(self, request: _Request, route: Route, started: float, size: int, answer: Answer) -> Answerable:
+        """Make what an exchange came to the answer of a request."""
         large = len(answer.body) > AT_ONCE_BYTES
         if large and answer.outcome is Outcome.REPLAYED and self._context.buffer_bytes >= self._buffer_limit:
             return self._refuse(request, route, "over-capacity")
-        self._account(request, route, answer, len(body), started)
+        self._account(request, route, answer, size, started)
         if answer.stream is not None:
-            return await self._stream(request, answer)
+            return self._stream(request, answer)
         keep_alive = request.keep_alive and not self._context.draining
         data = wire.answer(answer.head, answer.body, status=answer.status, http11=request.http11, keep_alive=keep_alive)
-        return (
-            await self._hand_over(request, data, keep_alive=keep_alive) if large else Ready(data, keep_alive=keep_alive)
-        )
+        if not large:
+            return Ready(data, keep_alive=keep_alive)
+        self._context.buffer_bytes += len(data)
+        return self._hand_over(request, data, keep_alive=keep_alive)
 
     async def _hand_over(self, request: _Request, data: bytes, *, keep_alive: bool) -> Answerable:
         """Write a large answer; it counts as held in memory until the client has taken it."""
-        self._context.buffer_bytes += len(data)
         try:
             await request.inbound.write(data)
         except ConnectionError:
@@ -231,13 +232,9 @@ class Handler:
 
     async def _read_body(self, request: _Request, limit: int) -> bytes | tuple[str, dict[str, object]] | None:
         """Return the whole body, or the problem that it has, or None when the client left while sending it."""
-        payload = request.inbound.payload
         pieces: list[bytes] = []
         size = 0
         try:
-            if payload.is_eof():
-                body = payload.read_nowait(-1)
-                return body if len(body) <= limit else ("request-too-large", {"limit_bytes": limit})
             declared = request.seen.get(b"content-length")
             if isinstance(declared, bytes) and int(declared) > limit:
                 return "request-too-large", {"limit_bytes": limit}
@@ -251,7 +248,7 @@ class Handler:
                     return "request-too-large", {"limit_bytes": limit}
                 if self._context.buffer_bytes > self._buffer_limit:
                     return "over-capacity", {}
-        except (TimeoutError, ConnectionError, RequestPayloadError) as error:
+        except (TimeoutError, ConnectionError, BodyBroken) as error:
             return _body_fault(error)
         finally:
             self._context.buffer_bytes -= size
@@ -260,14 +257,10 @@ class Handler:
     async def _pieces(self, request: _Request) -> AsyncIterator[bytes]:
         """Yield the request's body as it comes. Raises what `_body_fault` knows."""
         inbound = request.inbound
-        payload, transport = inbound.payload, inbound.connection.transport
-        if request.http11 and not payload.is_eof() and transport is not None and wire.expects_continue(request.seen):
-            transport.write(_CONTINUE)
-        while not payload.at_eof():
-            async with asyncio.timeout(self._body_timeout):
-                piece = await payload.readany()
-            if piece:
-                yield piece
+        if request.http11 and not inbound.is_read and wire.expects_continue(request.seen):
+            inbound.connection.proceed()
+        while piece := await inbound.read():
+            yield piece
 
     def _refuse(self, request: _Request, route: Route, code: str, **members: Any) -> Answerable:
         """Answer a protected request that does not get as far as an exchange, with its log line."""
@@ -360,7 +353,7 @@ class Handler:
             )
         except UpstreamFailed as failed:
             return self._relay_failed(request, upstream, route, failed)
-        except (TimeoutError, ConnectionError, RequestPayloadError) as error:
+        except (TimeoutError, ConnectionError, BodyBroken) as error:
             broken = _body_fault(error)
             if broken is None:
                 return Gone()
