@@ -1,7 +1,8 @@
-"""Composition root: build, listen, aiohttp request <-> exchange, graceful stop.
+"""Composition root: build, listen, HTTP request <-> exchange, graceful stop.
 
-`app` builds and stops a process; `listener` is the HTTP side over aiohttp, `handler` goes from a request to its
-answer, `monitor` serves health and metrics, `observers` turn what happens into metrics and log events.
+`app` builds and stops a process; `listener` holds the connections of clients, `connection` is one of them, `inbound`
+what is read from it; `handler` goes from a request to its answer, `monitor` serves health and metrics, `observers` turn
+what happens into metrics and log events.
 """
 
 import asyncio

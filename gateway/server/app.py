@@ -88,7 +88,7 @@ class App:
             boot_clock=boot_clock,
         )
         self.exchanges = Exchanges(self.context)
-        self._handler = handler = Handler(
+        handler = Handler(
             config=config,
             routes=RouteTable(config),
             exchanges=self.exchanges,
@@ -100,10 +100,9 @@ class App:
         )
         self.listener = Listener(
             handler,
-            handler.refuse,
-            config.trusted_proxies,
-            config.limits.head_size_bytes,
-            config.limits.body_timeout_ms / 1000,
+            trusted=config.trusted_proxies,
+            head_limit_bytes=config.limits.head_size_bytes,
+            stall_seconds=config.limits.body_timeout_ms / 1000,
         )
         self._gauges()
         horizon_ms = max(
@@ -164,7 +163,7 @@ class App:
         server.close()
         deadline = boot_clock() + self._config.shutdown.timeout_ms / 1000
         settling = min(self._config.store.timeout_ms / 1000, self._config.shutdown.timeout_ms / 2000)
-        await self._until(lambda: not self.exchanges.running and not self._handler.active, deadline - settling)
+        await self._until(lambda: not self.exchanges.running and not self.listener.active, deadline - settling)
         self.exchanges.stop_unfinished()
         await self._until(lambda: not self.exchanges.running, deadline)
         await self.store.drain(max(0.0, deadline - boot_clock()))

@@ -51,13 +51,25 @@ async def test_c04_a_client_that_leaves_before_the_answer_finds_it_afterwards(
 def cancelling(
     dsn: str, cases_schema: str, upstream_port: int, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Gate]:
-    """A gateway whose aiohttp cancels handlers when their client leaves, which it does not do by itself."""
-    program = (
-        "from gateway.server import listener\n"
-        "listener.Listener.handler_cancellation = property(lambda self: True, lambda self, value: None)\n"
-        "from gateway.cli import main\n"
-        "main()\n"
-    )
+    """A gateway that cancels what a request waits for when its client leaves, which it does not do by itself."""
+    program = """if True:
+        from gateway.cli import main
+        from gateway.server.connection import Connection, Later
+
+        act, lost = Connection._act, Connection.connection_lost
+
+        def remember(self, inbound, outcome):
+            self.waiting = outcome.future if isinstance(outcome, Later) else None
+            act(self, inbound, outcome)
+
+        def cancel(self, exc):
+            lost(self, exc)
+            if getattr(self, "waiting", None) is not None:
+                self.waiting.cancel()
+
+        Connection._act, Connection.connection_lost = remember, cancel
+        main()
+    """
     gate = Gate(
         tmp_path_factory.mktemp("cancelling"),
         dsn=dsn,
