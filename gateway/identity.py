@@ -67,7 +67,8 @@ class Identifier:
                 return Refusal("scope-forged", {"part": part.name})
             whose = None if value is None or isinstance(value, list) else _part_value(part, value)
             if whose is None:
-                return Refusal("scope-missing", {"part": part.name})
+                header = part.header if part.kind == "header" else b"authorization"
+                return Refusal("scope-missing", {"part": part.name, "header": header.decode("ascii").title()})
             values.append(whose)
         return Identity(self.record_id(values, key), self._service, self._operation, self.readable(values), key)
 

@@ -4,7 +4,7 @@ Here is *what* is kept up and in which order; how, is the adapter's. No SQL, no 
 janitors may look after one store: one works at a time, the others find it busy and go on waiting.
 
 Open outcomes under `probe` and `block` are never deleted: "never again" must not end with a DELETE
-(PROTOCOL.md, rule 18).
+(docs/guarantees.md).
 """
 
 import asyncio

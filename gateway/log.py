@@ -28,6 +28,7 @@ class RequestLine(msgspec.Struct, frozen=True, gc=False):
     request_id: str
     outcome: str
     reason: str
+    code: str
     status: int
     attempt: int
     took_over: str

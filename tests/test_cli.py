@@ -65,7 +65,10 @@ CUSTOMER = ("-H", "X-Customer-Id: C-4711")
             "route create-transfer · scope customer=C-4711 · ",
         ),
         (("POST", "/ledger/v1/transfers", *CUSTOMER), "route create-transfer · refused: key-missing"),
-        (("POST", "/ledger/v1/transfers", *KEY), "route create-transfer · refused: scope-missing (part customer)"),
+        (
+            ("POST", "/ledger/v1/transfers", *KEY),
+            "route create-transfer · refused: scope-missing (part customer, header X-Customer-Id)",
+        ),
         (("POST", "/ledger/v1/transfers", *KEY, *KEY), "refused: key-invalid (reason repeated)"),
         (("GET", "https://ledger"), "no route matches: passes through to upstream ledger, unprotected"),
         (("POST", "/x/../ledger/v1/transfers"), "refused: 400 path-ambiguous (the path has a dot segment)"),

@@ -83,13 +83,16 @@ def test_other_settings_show_in_the_promise(folder: Path) -> None:
     assert said(folder, {"mode": "pass"}) == "not guarded: forwarded as if the gateway were not there."
 
 
-def test_the_deployment_is_told_what_it_needs(folder: Path) -> None:
+def test_the_deployment_is_told_what_it_needs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GATEWAY_DSN", "postgresql://gateway@db/gateway")
     config = made(folder, {}, shutdown={"delay": "10s", "timeout": "130s"}, limits={"buffer_memory": "512MiB"})
     assert grace_seconds(config) == 145
     assert needs(config) == (
         "for the deployment: terminationGracePeriodSeconds >= 145; buffers up to 512MiB; "
-        f"PostgreSQL connections per process: {connections(config)}"
+        f"PostgreSQL connections per process: {connections(config)}; DSN: environment variable GATEWAY_DSN"
     )
+    monkeypatch.setenv("GATEWAY_DSN", "no dsn")
+    assert "(not here: What stands in environment variable GATEWAY_DSN is no DSN; put one there" in needs(config)
     assert grace_seconds(made(folder, {}, shutdown={"delay": "1500ms", "timeout": "2s"})) == 9
     assert connections(made(folder, {}, store={"dsn": "embedded", "pool_size": 12})) == 14
 

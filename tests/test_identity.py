@@ -134,7 +134,7 @@ def test_no_value_raises_and_every_accepted_key_is_printable_and_short(value):
 @pytest.mark.parametrize("values", [[], ["a", "a"], ["a", "b"], [""], [" "], ["é"], ["a\tb"], ["a\x00"], ["x" * 1025]])
 def test_c09f_a_part_that_is_absent_repeated_or_not_plain_text_is_refused(values):
     found = identity(("Idempotency-Key", "k"), *[("X-Customer-Id", value) for value in values])
-    assert found == Refusal("scope-missing", {"part": "customer"})
+    assert found == Refusal("scope-missing", {"part": "customer", "header": "X-Customer-Id"})
 
 
 def test_c09a_two_bearer_tokens_are_two_scopes_and_neither_is_shown():
@@ -150,7 +150,7 @@ def test_c09a_two_bearer_tokens_are_two_scopes_and_neither_is_shown():
 )
 def test_c09c_no_usable_credentials_are_no_scope_of_their_own(lines):
     found = identity(("Idempotency-Key", "k"), *[("Authorization", line) for line in lines], scope=[CALLER])
-    assert found == Refusal("scope-missing", {"part": "caller"})
+    assert found == Refusal("scope-missing", {"part": "caller", "header": "Authorization"})
 
 
 def test_the_scheme_of_credentials_counts_in_any_case_and_the_rest_exactly():
@@ -174,7 +174,7 @@ def test_c09e_a_part_that_a_proxy_should_set_is_believed_from_trusted_peers_only
     assert identity(*lines, scope=[ACCOUNT]) == forged
     assert identity(*lines, ("X-Account", "7"), scope=[ACCOUNT]) == forged
     assert identity(("Idempotency-Key", "k"), ("X-Account", ""), scope=[ACCOUNT]) == forged
-    assert identity(lines[0], scope=[ACCOUNT]) == Refusal("scope-missing", {"part": "account"})
+    assert identity(lines[0], scope=[ACCOUNT]) == Refusal("scope-missing", {"part": "account", "header": "X-Account"})
 
 
 def test_a_scope_of_none_needs_nothing_but_the_key():

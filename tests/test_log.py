@@ -19,6 +19,7 @@ LINE = RequestLine(
     request_id="01JDX3M0S2K7",
     outcome="executed",
     reason="",
+    code="",
     status=201,
     attempt=2,
     took_over="expired",

@@ -88,24 +88,35 @@ def explain(file: str, method: str, url: str | None, headers: tuple[str, ...], *
 
 
 @main.command()
+@click.argument("file", required=False)
 @click.option("--dsn", envvar="GATEWAY_DSN", show_envvar=True, help="The database.")
 @click.option("--dsn-file", type=click.Path(path_type=Path), help="A file that holds the DSN.")
-@click.option("--schema", default="idempotency", show_default=True)
+@click.option("--schema", help="[default: idempotency, or what FILE says]")
 @click.option("--sql", "only_sql", is_flag=True, help="Print the SQL and connect to nothing.")
 @click.option("--status", "only_status", is_flag=True, help="Print what was applied and what is due.")
-def migrate(dsn: str | None, dsn_file: Path | None, schema: str, *, only_sql: bool, only_status: bool) -> None:
-    """Bring the database's schema up to date. Safe to run at any time, from many places at once."""
+def migrate(
+    file: str | None, dsn: str | None, dsn_file: Path | None, schema: str | None, *, only_sql: bool, only_status: bool
+) -> None:
+    """Bring the database's schema up to date; the database of FILE, or a DSN alone. Safe to run at any time, from many
+    places at once.
+    """
     with _sentences():
         from gateway import store  # noqa: PLC0415
-        from gateway.config import Secret  # noqa: PLC0415
+        from gateway.config import Secret, load  # noqa: PLC0415
 
+        if file is not None:
+            settings = load(file).store
+            dsn, schema = settings.read_dsn(), schema or settings.schema_name
+        schema = schema or "idempotency"
         if only_sql:
             click.echo(store.script(schema), nl=False)
             return
         if dsn_file is not None:
             dsn = Secret("file", str(dsn_file)).read()
         if not dsn:
-            raise click.UsageError("Name the database: --dsn, --dsn-file, or the environment variable GATEWAY_DSN.")
+            raise click.UsageError(
+                "Name the database: FILE, --dsn, --dsn-file, or the environment variable GATEWAY_DSN."
+            )
         if only_status:
             for migration in asyncio.run(store.status(dsn, schema)):
                 when = f"applied {migration.applied_at:%Y-%m-%d %H:%M:%S %Z}" if migration.applied_at else "due"

@@ -50,8 +50,19 @@ def needs(config: Config) -> str:
     return (
         f"for the deployment: terminationGracePeriodSeconds >= {sizing.grace_seconds(config)}; "
         f"buffers up to {size_text(config.limits.buffer_memory_bytes)}; "
-        f"PostgreSQL connections per process: {sizing.connections(config)}"
+        f"PostgreSQL connections per process: {sizing.connections(config)}; "
+        f"DSN: {config.store.dsn.place}{_missing_here(config)}"
     )
+
+
+def _missing_here(config: Config) -> str:
+    """Whether the DSN can be read where this is asked; there it need not be."""
+    if not config.store.embedded:
+        try:
+            config.store.read_dsn()
+        except GatewayError as error:
+            return f" (not here: {error})"
+    return ""
 
 
 def promise(route: RouteConfig) -> str:

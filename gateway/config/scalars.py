@@ -289,6 +289,11 @@ def _wrong(sentence: str) -> Any:
     raise ValueError(sentence)
 
 
+def is_dsn(text: str) -> bool:
+    """Whether a text looks like one of libpq's two forms: a URL, or `host=... dbname=...`."""
+    return re.match(r"postgres(ql)?://|[a-z_]+\s*=", text) is not None
+
+
 def _dsn(value: Any) -> Secret:
     """Never shows what is written: it may hold a password."""
     if value == "embedded":
@@ -297,7 +302,7 @@ def _dsn(value: Any) -> Secret:
         kind, place = next(iter(value.items()))
         if kind in {"file", "env"} and isinstance(place, str) and place:
             return Secret("file" if kind == "file" else "env", place)
-    if isinstance(value, str) and re.match(r"postgres(ql)?://|[a-z_]+\s*=", value):
+    if isinstance(value, str) and is_dsn(value):
         return Secret("text", value)
     raise ValueError("must be a DSN such as postgresql://user@host/name, {file: PATH}, {env: NAME}, or embedded")
 

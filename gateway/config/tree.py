@@ -17,6 +17,7 @@ from gateway.config.scalars import Count, Duration, Flag, Size, Text, Word, refu
 from gateway.config.secret import Secret
 from gateway.config.source import shown
 from gateway.config.units import duration_ms, size_bytes
+from gateway.errors import GatewayError
 from gateway.model import OnInDoubt
 
 
@@ -53,6 +54,8 @@ class Listen(Section):
             if len(value) != 1:
                 raise refuse(f"a list of other than one address {scalars.NOT_BUILT}; write one")
             value = value[0]
+        if isinstance(value, int):
+            raise refuse(f"must be host:port, as in 0.0.0.0:{value}")
         return {"address": value} if isinstance(value, str) else value
 
     @classmethod
@@ -122,6 +125,15 @@ class Store(Section):
     pool_size: Annotated[int, Count(1, 100)] = 4
     timeout_ms: Annotated[int, Duration("10ms", "60s")] = _duration("timeout", "2s")
     janitor: Janitor = Janitor()
+
+    def read_dsn(self) -> str:
+        """The DSN now: a file is read again each time. Raises GatewayError, also for what is no DSN."""
+        text = self.dsn.read()
+        if not scalars.is_dsn(text):
+            raise GatewayError(
+                f"What stands in {self.dsn.place} is no DSN; put one there, such as postgresql://user@host/name."
+            )
+        return text
 
     @property
     def embedded(self) -> bool:

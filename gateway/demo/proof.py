@@ -261,8 +261,9 @@ def _ended_always() -> Iterator[contextlib.ExitStack]:
     def stop(_number: int, _frame: FrameType | None) -> NoReturn:
         sys.exit(128 + signal.SIGTERM)
 
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGHUP, stop)  # the terminal was closed
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs are born ignoring it
     try:
         with contextlib.ExitStack() as stack:

@@ -50,7 +50,8 @@ class Answer(msgspec.Struct):
     """What the client gets, with the facts that its log line and counters want.
 
     `head`: status line and header lines without framing. The content is `stream` if there is one, else `body`;
-    `length` is a stream's declared `Content-Length`. `source` says where a replay came from.
+    `length` is a stream's declared `Content-Length`. `code` is that of a problem, empty for a reply of the service.
+    `source` says where a replay came from.
     """
 
     outcome: Outcome
@@ -60,6 +61,7 @@ class Answer(msgspec.Struct):
     stream: BodyStream | None = None
     length: bytes | None = None
     reason: str = ""
+    code: str = ""
     record: str = ""
     attempt: int = 0
     took_over: str = ""
@@ -117,7 +119,7 @@ class Context:
         problem = wire.problem(
             code, type_base=self._type_base, request_id=call.request_id, record=call.identity.record, **members
         )
-        return Answer(outcome, problem.status, problem.head, problem.body, record=call.identity.record)
+        return Answer(outcome, problem.status, problem.head, problem.body, code=code, record=call.identity.record)
 
     def outstanding(self, call: Call, elapsed: float, remaining: float, first_seen_unix: float) -> Answer:
         """Refuse a request whose record another one holds; times in seconds."""

@@ -1,7 +1,7 @@
 """Replies of completed records, kept in the process for a short while. Nothing here decides what may be replayed.
 
-A completed record never changes, so its reply may be served without asking the store; PROTOCOL rule 22: at most
-for 30 s, never longer than the store keeps it, and not beyond a change of the store's epoch.
+A completed record never changes, so its reply may be served without asking the store; at most for 30 s, never longer
+than the store keeps it, and not beyond a change of the store's epoch.
 """
 
 from collections import OrderedDict

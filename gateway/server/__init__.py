@@ -23,8 +23,10 @@ def serve(config: Config, say: Callable[[str], None]) -> int:
     Raises `GatewayError` when it cannot start.
     """
     with contextlib.ExitStack() as stack:
-        dsn = config.store.dsn.read
-        if config.store.embedded:
+        dsn = config.store.read_dsn
+        if not config.store.embedded:
+            dsn()  # one that cannot be read now is the operator's to mend, not a store that is down
+        else:
             say("store: EMBEDDED PostgreSQL, for demonstration and development only: one machine, no standby")
             own = stack.enter_context(embedded.running())
             dsn = lambda: own  # noqa: E731

@@ -1,6 +1,7 @@
 """The composition root: builds the process from its configuration, listens, and stops it gracefully."""
 
 import asyncio
+import contextlib
 import gc
 import signal
 import ssl
@@ -43,6 +44,7 @@ class App:
     def __init__(self, config: Config, dsn: Callable[[], str]) -> None:
         self._config = config
         self._stopping = asyncio.Event()
+        self._hurried = asyncio.Event()
         self._started = False
         self._delaying = False
         protected = {name: route for name, route in config.routes.items() if route.policy.mode is Mode.ENFORCE}
@@ -55,7 +57,7 @@ class App:
             pool_mode="transaction" if settings.pool_mode == "transaction" else "session",
             pool_size=settings.pool_size,
             timeout_ms=settings.timeout_ms,
-            observer=StoreEvents(self.metrics, self.log, self._route_of),
+            observer=StoreEvents(self.metrics, self.log, self._route_of, lambda: self.store.state.sentence),
         )
         upstream_events = UpstreamEvents(self.metrics)
         self.upstreams = {
@@ -120,14 +122,16 @@ class App:
     # ---- life ----------------------------------------------------------------------------------------------------
 
     async def run(self, started: Callable[[str], None]) -> None:
-        """Serve until SIGTERM or SIGINT, then drain. `started` is told a sentence when requests are taken."""
+        """Serve until SIGTERM or SIGINT, then drain. `started` is told sentences for people."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._stopping.set)
+            loop.add_signal_handler(number, self._stop)
         monitor = web.AppRunner(monitor_app(self.metrics, self.readiness), access_log=None)
         await monitor.setup()
         await _listening(self._config.monitor, lambda host, port: web.TCPSite(monitor, host, port).start())
         await self.store.start()
+        if not self.store.state.up:
+            self.log.event("store_down", "error", store=self.metrics.store_name, text=self.store.state.sentence)
         server = await _listening(
             self._config.listen,
             lambda host, port: loop.create_server(self.listener, host, port, backlog=_BACKLOG, start_serving=False),
@@ -144,6 +148,8 @@ class App:
         self.log.event("started", listen=self._config.listen, version=version("idempotency-gateway"))
         started(f"listening on {self._config.listen}")
         await self._stopping.wait()
+        delay, timeout = self._config.shutdown.delay_ms / 1000, self._config.shutdown.timeout_ms / 1000
+        started(f"stopping: serving on for {delay:g} s (a second signal ends that), then at most {timeout:g} s")
         await self._drain(server)
         sweeper.cancel()
         if janitor is not None:
@@ -154,11 +160,16 @@ class App:
         self.log.event("stopped")
         self.log.flush()
 
+    def _stop(self) -> None:
+        (self._hurried if self._stopping.is_set() else self._stopping).set()
+
     async def _drain(self, server: asyncio.Server) -> None:
         """Not ready but serving for `delay`; then nothing new, and what runs may finish for `timeout`."""
         self._delaying = True
         self.log.event("stopping", delay_ms=self._config.shutdown.delay_ms, timeout_ms=self._config.shutdown.timeout_ms)
-        await asyncio.sleep(self._config.shutdown.delay_ms / 1000)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._config.shutdown.delay_ms / 1000):
+                await self._hurried.wait()
         self.context.draining = True
         server.close()
         deadline = boot_clock() + self._config.shutdown.timeout_ms / 1000

@@ -265,7 +265,7 @@ class Handler:
     def _refuse(self, request: _Request, route: Route, code: str, **members: Any) -> Answerable:
         """Answer a protected request that does not get as far as an exchange, with its log line."""
         problem = wire.problem(code, type_base=self._type_base, request_id=request.request_id, **members)
-        answer = Answer(problem.outcome, problem.status, problem.head, problem.body)
+        answer = Answer(problem.outcome, problem.status, problem.head, problem.body, code=code)
         self._account(request, route, answer, 0, self._clock())
         keep_alive = request.keep_alive and not problem.closes and request.is_read
         data = wire.answer(
@@ -294,6 +294,7 @@ class Handler:
                 request_id=request.request_id,
                 outcome=outcome,
                 reason=answer.reason,
+                code=answer.code,
                 status=answer.status,
                 attempt=answer.attempt,
                 took_over=answer.took_over,

@@ -51,12 +51,13 @@ class UpstreamEvents:
 
 
 class StoreEvents:
-    """A `store.StoreObserver`. `route_of` names the route of a record that this process works on."""
+    """A `store.StoreObserver`. `route_of` names the route of a record in work here; `why`: the store is down."""
 
-    def __init__(self, metrics: Metrics, log: Log, route_of: Callable[[bytes], str]) -> None:
+    def __init__(self, metrics: Metrics, log: Log, route_of: Callable[[bytes], str], why: Callable[[], str]) -> None:
         self._metrics = metrics
         self._log = log
         self._route_of = route_of
+        self._why = why
         self._name = metrics.store_name
 
     def statement(self, name: str, rows: int, seconds: float) -> None:
@@ -72,7 +73,10 @@ class StoreEvents:
         self._log.event("lease_lost", "warning", record=lease.record_id[:6].hex(), route=route)
 
     def up(self, is_up: bool) -> None:
-        self._log.event("store_up" if is_up else "store_down", "info" if is_up else "error", store=self._name)
+        if is_up:
+            self._log.event("store_up", store=self._name)
+        else:
+            self._log.event("store_down", "error", store=self._name, text=self._why())
 
 
 class JanitorEvents:

@@ -47,7 +47,8 @@ async def check(connection: asyncpg.Connection, schema: str) -> int:
         row = await connection.fetchrow(query("schema", schema))
     except (asyncpg.UndefinedTableError, asyncpg.InvalidSchemaNameError):
         raise SchemaError(
-            f"The database has no schema {schema!r} of the gateway: run `idempotency-gateway migrate`."
+            f"The database has no schema {schema!r} of the gateway: "
+            f"run `idempotency-gateway migrate --schema {schema}`."
         ) from None
     except asyncpg.InsufficientPrivilegeError:
         raise SchemaError(
@@ -55,12 +56,14 @@ async def check(connection: asyncpg.Connection, schema: str) -> int:
             "UPDATE, DELETE on its tables."
         ) from None
     if row is None:
-        raise SchemaError(f"The table idempotency_schema in {schema!r} is empty: run `idempotency-gateway migrate`.")
+        raise SchemaError(
+            f"The table idempotency_schema in {schema!r} is empty: run `idempotency-gateway migrate --schema {schema}`."
+        )
     known = known_version()
     if row["version"] < known:
         raise SchemaError(
             f"The schema {schema!r} is at version {row['version']} and this gateway needs {known}: "
-            "run `idempotency-gateway migrate`."
+            f"run `idempotency-gateway migrate --schema {schema}`."
         )
     if row["compatible_since"] > known:
         raise SchemaError(

@@ -108,9 +108,9 @@ RULES: Final[dict[str, Rule]] = {
         outcome=Outcome.REFUSED,
         next=Next.FIX_REQUEST,
         effect=Effect.NONE,
-        detail="What says whose key this is (`part`) must be there exactly once, as plain printable text of at most "
-        f"1024 characters. {_NOT_SENT} Correct it and send the request again.",
-        members=frozenset({"part"}),
+        detail="What says whose key this is, in the header that `header` names, must be there exactly once, as plain "
+        f"printable text of at most 1024 characters. {_NOT_SENT} Correct it and send the request again.",
+        members=frozenset({"part", "header"}),
     ),
     "scope-forged": Rule(
         status=403,

@@ -33,7 +33,7 @@ ENDS = {Settlement.COMPLETE: "completed", Settlement.RELEASE: "released", Settle
 
 
 class Record:
-    """One record as PROTOCOL.md has it. Times are seconds."""
+    """One record as the lease protocol has it. Times are seconds."""
 
     def __init__(self) -> None:
         self.there = False

@@ -1,4 +1,4 @@
-"""PROTOCOL.md, rule by rule, on the statements themselves. Time is an argument; nothing here waits."""
+"""The lease protocol, rule by rule, on the statements themselves. Time is an argument; nothing here waits."""
 
 import hashlib
 import secrets
