@@ -44,50 +44,31 @@ class Counter:
         return family
 
 
-class Series:
-    """One distribution: a count for each bucket, then the one above all bounds, then the sum."""
-
-    __slots__ = ("_bounds", "counts")
-
-    def __init__(self, bounds: tuple[float, ...]) -> None:
-        self._bounds = bounds
-        self.counts = [0.0] * (len(bounds) + 2)
-
-    def observe(self, amount: float) -> None:
-        """Count one observation."""
-        counts = self.counts
-        counts[bisect_left(self._bounds, amount)] += 1
-        counts[-1] += amount
-
-
 class Histogram:
     """Distributions over fixed bounds, by label values."""
 
     def __init__(self, name: str, text: str, labels: Labels, bounds: tuple[float, ...]) -> None:
         self.name, self.text, self.labels, self.bounds = name, text, labels, bounds
-        self.values: dict[Labels, Series] = {}
+        self.values: dict[Labels, list[float]] = {}  # a count for each bucket, the one above all bounds, then the sum
 
     def zero(self, *values: str) -> None:
         """Create a series at 0."""
-        self.of(values)
-
-    def of(self, values: Labels) -> Series:
-        """Return the series of these label values; who observes often keeps it."""
-        series = self.values.get(values)
-        if series is None:
-            series = self.values[values] = Series(self.bounds)
-        return series
+        self.values.setdefault(values, [0.0] * (len(self.bounds) + 2))
 
     def observe(self, values: Labels, amount: float) -> None:
         """Count one observation."""
-        self.of(values).observe(amount)
+        counts = self.values.get(values)
+        if counts is None:
+            self.zero(*values)
+            counts = self.values[values]
+        counts[bisect_left(self.bounds, amount)] += 1
+        counts[-1] += amount
 
     def family(self, service: str) -> Metric:
         """Return what is exposed, cumulated."""
         family = HistogramMetricFamily(PREFIX + self.name, self.text, labels=("service", *self.labels))
         names = [str(float(bound)) for bound in self.bounds] + ["+Inf"]
-        for values, series in self.values.items():
-            counts = series.counts
+        for values, counts in self.values.items():
             running, buckets = 0.0, []
             for name, count in zip(names, counts[:-1], strict=True):
                 running += count
