@@ -1,5 +1,6 @@
 """CPU time of processes, as the kernel counts it in /proc, and cores for them to run on."""
 
+import contextlib
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -54,5 +55,6 @@ def cpu_seconds(pid: int) -> float:
 def pin(pid: int, cores: Iterable[int]) -> None:
     """Let `pid`, its threads and all that descend from it run on these cores only."""
     for one in family(pid):
-        for thread in Path(f"/proc/{one}/task").iterdir():
-            os.sched_setaffinity(int(thread.name), cores)
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # one of PostgreSQL's workers ended meanwhile
+            for thread in Path(f"/proc/{one}/task").iterdir():
+                os.sched_setaffinity(int(thread.name), cores)
