@@ -19,11 +19,13 @@ from gateway.fingerprint import Content, recipe
 from gateway.identity import Identifier, Refusal
 from gateway.log import Log, RequestLine
 from gateway.metrics import Metrics, code_class
-from gateway.model import Fields, Headers, Identity, NeverSent, Outcome
+from gateway.model import Fields, Headers, Identity, NeverSent, NoReply, Outcome
 from gateway.routes import Ambiguous, NoRoute, Pass, Protect, Route, RouteTable
 from gateway.server.connection import AT_ONCE_BYTES, Answerable, Gone, Later, Ready
 from gateway.server.inbound import BodyBroken, HeadFault, Inbound
 from gateway.upstream import HttpUpstream
+
+_IDEMPOTENT = frozenset({b"GET", b"HEAD", b"OPTIONS", b"PUT", b"DELETE", b"TRACE"})
 
 
 class _Request(msgspec.Struct):
@@ -265,7 +267,8 @@ class Handler:
     def _refuse(self, request: _Request, route: Route, code: str, **members: Any) -> Answerable:
         """Answer a protected request that does not get as far as an exchange, with its log line."""
         problem = wire.problem(code, type_base=self._type_base, request_id=request.request_id, **members)
-        answer = Answer(problem.outcome, problem.status, problem.head, problem.body, code=code)
+        sent = code == "outcome-unknown"
+        answer = Answer(problem.outcome, problem.status, problem.head, problem.body, code=code, sent=sent)
         self._account(request, route, answer, 0, self._clock())
         keep_alive = request.keep_alive and not problem.closes and request.is_read
         data = wire.answer(
@@ -348,20 +351,23 @@ class Handler:
             inbound.on_gone = task.cancel
         head_only = request.method == b"HEAD"
         started = self._clock()
+        bound = asyncio.timeout(route.policy.upstream_timeout_ms / 1000 if route is not None else None)
         try:
-            reply, stream = await forwarding.client.open(
-                head, self._pieces(request) if has_body else None, length, head_only=head_only
-            )
+            async with bound:
+                reply, stream = await forwarding.client.open(
+                    head, self._pieces(request) if has_body else None, length, head_only=head_only
+                )
         except UpstreamFailed as failed:
-            return self._relay_failed(request, upstream, route, failed)
+            return self._relay_failed(request, upstream, route, failed.failure)
         except (TimeoutError, ConnectionError, BodyBroken) as error:
-            broken = _body_fault(error)
-            if broken is None:
+            if bound.expired():
+                return self._relay_failed(request, upstream, route, NoReply("http_response_timeout", reused=False))
+            if isinstance(error, ConnectionError):
                 return Gone()
-            code, members = broken
-            if route is None:
-                return self._problem(request, code, **members)
-            return self._refuse(request, route, code, **members)
+            # What had come of the body is at the service already: nobody may say that nothing was sent.
+            status = 408 if isinstance(error, TimeoutError) else 400
+            failure = NoReply("http_request_error", reused=False)
+            return self._relay_failed(request, upstream, route, failure, status=status)
         seconds = self._clock() - started
         self._metrics.upstream_seconds.observe((upstream, code_class(reply.status)), seconds)
         lines = wire.reply_heads(reply)
@@ -384,17 +390,23 @@ class Handler:
         return await self._pour(inbound, stream_head, stream.read, stream.abort)
 
     def _relay_failed(
-        self, request: _Request, upstream: str, route: Route | None, failed: UpstreamFailed
+        self,
+        request: _Request,
+        upstream: str,
+        route: Route | None,
+        failure: NeverSent | NoReply,
+        *,
+        status: int | None = None,
     ) -> Answerable:
-        never_sent = isinstance(failed.failure, NeverSent)
-        code = "upstream-unreachable" if never_sent else "outcome-unknown"
-        cause = failed.failure.cause
+        """Answer an unprotected request that got no reply. Who repeats one that was sent may do it twice: unless its
+        method is idempotent (RFC 9110, 9.2.2), the client is told to look first.
+        """
+        code = "upstream-unreachable" if isinstance(failure, NeverSent) else "outcome-unknown"
+        blocked = request.method not in _IDEMPOTENT
         if route is not None:
-            return self._refuse(request, route, code, cause=cause)
-        problem = wire.problem(code, type_base=self._type_base, request_id=request.request_id, cause=cause)
-        self._metrics.passed.add((upstream, code_class(problem.status)))
-        data = wire.answer(problem.head, problem.body, status=problem.status, http11=request.http11, keep_alive=False)
-        return Ready(data, keep_alive=False)
+            return self._refuse(request, route, code, cause=failure.cause, blocked=blocked, status=status)
+        self._metrics.passed.add((upstream, "5xx" if status is None else code_class(status)))
+        return self._problem(request, code, cause=failure.cause, blocked=blocked, status=status)
 
     async def _pour(
         self,

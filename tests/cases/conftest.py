@@ -27,6 +27,7 @@ sub-orders: {match: ["POST /orders/{id}/cancel", "PATCH|DELETE|PUT /orders/{id}"
 accounts: {match: "POST|PUT|PATCH|DELETE /accounts/{id}"}
 files: {match: "POST /files/**"}
 optional: {match: POST /optional, on_missing_key: forward}
+hasty: {match: POST /hasty, on_missing_key: forward, upstream_timeout: 500ms, effect_deadline: 1s}
 blocked: {match: POST /blocked, on_in_doubt: block}
 impatient: {match: POST /impatient, upstream_timeout: 500ms, effect_deadline: 1s}
 large: {match: POST /large, max_request_body: 10MiB, max_response_body: 8MiB}

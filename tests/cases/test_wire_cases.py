@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.support import RawUpstream, chunked, close, play, reply, request, then
+from tests.support import RawUpstream, chunked, close, hang, play, reply, request, then
 
 from .conftest import TRUSTED, Gate, Start, end_to_end, post
 
@@ -589,3 +589,24 @@ async def test_an_upstream_that_is_not_there_is_a_503_and_a_retry_runs_at_once(
         again = await gate.ask(post(path, key))
         assert up.executions[path, key] == 1
         assert again.status == 201
+
+
+async def test_a_head_request_to_an_upstream_that_is_not_there_gets_a_head_alone(gate: Gate) -> None:
+    async with gate.client() as client:
+        await client.send(request("HEAD", "/open"))
+        await client.send(request("GET", "/open"))
+        first = await client.read_answer(head_only=True)
+        second = await client.read_answer()
+    assert [first.status, second.status] == [503, 503]
+    assert b'"code":"upstream-unreachable"' in second.body
+
+
+async def test_a_request_without_a_key_waits_no_longer_than_its_routes_upstream_timeout(
+    gate: Gate, upstream: Start
+) -> None:
+    up = await upstream(hang())
+    answer = await gate.ask(post("/hasty"))
+    assert len(up.requests) == 1
+    assert (answer.status, answer.value("Idempotency-Status")) == (504, "in-doubt")
+    assert answer.value("X-Should-Retry") == "false"
+    await up.wait_until_closed()
